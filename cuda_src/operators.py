@@ -1,0 +1,275 @@
+"""The public operators: one function each, with shapes and units; dispatch to a back end.
+
+Shapes: N Gaussians of this place, V splats (visible Gaussians of one view), M tile instances, K listed tiles,
+H x W pixels. `real` is the kernel set's precision (float32, or float64 with the `reference` back end).
+Images are [H, W, 3] in [0, 1]; targets uint8. Operators write only into the caller's workspace and outputs,
+on the caller's stream, and hold no state. Non-finite values never leave an operator: Gaussians whose projection
+is not finite are culled.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Literal
+
+import torch
+
+from cuda_src.camera import Camera
+from cuda_src.conventions import CONVENTIONS, T_STOP, T_STOP_FLOOR, Convention
+from cuda_src.workspace import Workspace
+
+Footprint = Literal["ellipse", "square"]
+Halo = Literal["exact", "none"]
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """Which kernels compute: back end x convention x footprint x precision.
+
+    backend: `reference` (PyTorch, autograd) or `portable` (Numba). t_stop: 0 means T_STOP_FLOOR.
+    threads: CPU threads that one operator call may use.
+    """
+
+    backend: str = "portable"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    convention: Convention = CONVENTIONS["standard"]
+    footprint: Footprint = "ellipse"
+    precision: Literal["float32", "float64"] = "float32"
+    t_stop: float = T_STOP
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.precision == "float64" and self.backend != "reference":
+            raise ValueError(f"precision float64 needs the reference back end, not {self.backend}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.precision)
+
+    @property
+    def stop(self) -> float:
+        """Transmittance at which compositing stops."""
+        return self.t_stop if self.t_stop > 0 else T_STOP_FLOOR
+
+    @property
+    def module(self) -> ModuleType:
+        return importlib.import_module(f"cuda_src.{self.backend}")
+
+
+@dataclass(frozen=True)
+class Splats:
+    """The visible Gaussians of one view, in the order of their rows.
+
+    rows: [V] int64, row of the Gaussian in its storage. ids: [V] int64, stable ids, the tie-break of equal depths.
+    records: [V, RECORD] real, columns as in layout.py.
+    """
+
+    rows: torch.Tensor
+    ids: torch.Tensor
+    records: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        return int(self.rows.shape[0])
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Tile instances of one view, grouped by tile, front to back (view depth, then id) within a tile.
+
+    tiles: [K] int32, row-major tile numbers, ascending. starts: [K + 1] int64, tile k's instances are
+    starts[k]:starts[k + 1]. splat: [M] int32, row of the splat in Splats. slot: [M] int64, position of the
+    instance in splat-major order; instances of splat v occupy slots splat_starts[v]:splat_starts[v + 1], so
+    that per-instance gradients sum by splat in a fixed order. splat_starts: [V + 1] int64.
+    """
+
+    tiles: torch.Tensor
+    starts: torch.Tensor
+    splat: torch.Tensor
+    slot: torch.Tensor
+    splat_starts: torch.Tensor
+
+    @property
+    def instances(self) -> int:
+        return int(self.splat.shape[0])
+
+
+@dataclass(frozen=True)
+class Raster:
+    """What compositing leaves at each pixel of the listed tiles; pixels of other tiles hold zeros.
+
+    colour: [H, W, 3], without background. transmittance: [H, W], what is left after the last blended splat.
+    depth: [H, W], sum of T alpha z (world units). stopped: [H, W] uint8, 1 where compositing stopped: nothing
+    behind may be blended there. last: [H, W] int32, instances of the pixel's tile up to and with the last
+    blended one (0: none).
+    """
+
+    colour: torch.Tensor
+    transmittance: torch.Tensor
+    depth: torch.Tensor
+    stopped: torch.Tensor
+    last: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Loss of the pixels of the listed tiles, as their share of the whole image's mean; regions add up.
+
+    value, l1, ssim: 0-d tensors: value = (1 - weight) l1 + weight (share - ssim), where share is the mask-weighted
+    share of the image these tiles hold. gradient: [H, W, 3], d(value of the whole image) / d(image) at these pixels;
+    zeros elsewhere.
+    """
+
+    value: torch.Tensor
+    l1: torch.Tensor
+    ssim: torch.Tensor
+    gradient: torch.Tensor
+
+
+def project(
+    kernels: KernelSet,
+    parameters: torch.Tensor,  # [N, 59]
+    ids: torch.Tensor,  # [N] int64
+    camera: Camera,
+    sh_degree: int,
+    workspace: Workspace,
+) -> Splats:
+    """Cull, project and colour the Gaussians that touch at least one tile of the view.
+
+    EWA splatting (Zwicker et al. 2002) with the 2-D covariance dilated by the convention's amount; colour is
+    max(0, SH(direction) + 0.5). Culled: depth < near, opacity < alpha_min, non-finite projection, no tile touched.
+    """
+    return kernels.module.project(kernels, parameters, ids, camera, sh_degree, workspace)
+
+
+def bin_splats(
+    kernels: KernelSet,
+    splats: Splats,
+    camera: Camera,
+    workspace: Workspace,
+    tiles: torch.Tensor | None = None,  # [K] int32 ascending; None: all tiles of the image
+) -> Bins:
+    """List, for each listed tile, the splats whose footprint meets it, front to back.
+
+    `ellipse`: the level set alpha = alpha_min, tested exactly against the rectangle of the tile's pixel centres
+    (clipped to the image). `square`: mean2d +- radius.
+    """
+    return kernels.module.bin_splats(kernels, splats, camera, workspace, tiles)
+
+
+def raster_forward(
+    kernels: KernelSet,
+    splats: Splats,
+    bins: Bins,
+    camera: Camera,
+    workspace: Workspace,
+    start_transmittance: torch.Tensor | None = None,  # [H, W]; None: 1
+) -> Raster:
+    """Alpha-composite the listed tiles front to back (Kerbl et al. 2023, eq. 3 and appendix C)."""
+    return kernels.module.raster_forward(kernels, splats, bins, camera, workspace, start_transmittance)
+
+
+def raster_backward(
+    kernels: KernelSet,
+    splats: Splats,
+    bins: Bins,
+    raster: Raster,
+    camera: Camera,
+    grad_colour: torch.Tensor,  # [H, W, 3], dL / d(colour + transmittance * background)
+    workspace: Workspace,
+    background: torch.Tensor | None = None,  # [3] or [H, W, 3]; None: black
+    grad_transmittance: torch.Tensor | None = None,  # [H, W], beyond what the background implies
+    grad_depth: torch.Tensor | None = None,  # [H, W]
+    start_transmittance: torch.Tensor | None = None,  # [H, W], as given to the forward
+) -> torch.Tensor:
+    """Gradient of each splat, [V, GRADIENT] real, over exactly the instances that the forward blended.
+
+    The image is colour + transmittance * background; a per-pixel background is what lies behind this partial
+    image (Splaxel's S_m), so the gradient of alpha includes what it hides.
+    """
+    return kernels.module.raster_backward(
+        kernels,
+        splats,
+        bins,
+        raster,
+        camera,
+        grad_colour,
+        workspace,
+        background,
+        grad_transmittance,
+        grad_depth,
+        start_transmittance,
+    )
+
+
+def l1_ssim(
+    kernels: KernelSet,
+    image: torch.Tensor,  # [H, W, 3] real; pixels within 10 of the listed tiles must be filled in
+    target: torch.Tensor,  # [H, W, 3] uint8
+    workspace: Workspace,
+    mask: torch.Tensor | None = None,  # [H, W] uint8, divided by 255
+    tiles: torch.Tensor | None = None,  # [K] int32 ascending; None: the whole image
+    halo: Halo = "exact",
+    ssim_weight: float = 0.2,
+) -> Loss:
+    """(1 - w) L1 + w (1 - SSIM) of the listed tiles, with its gradient in the same pass.
+
+    SSIM (Wang et al. 2004) by colour with an 11 x 11 Gaussian window, sigma 1.5, zeros beyond the image.
+    The mask multiplies each pixel's loss, and the gradient of each pixel. `halo: exact`: the gradient at
+    a listed pixel is the whole image's (windows reach 10 px beyond the tiles); `none`: windows are cut at the
+    tiles' border, as if the image ended there.
+    """
+    return kernels.module.l1_ssim(kernels, image, target, workspace, mask, tiles, halo, ssim_weight)
+
+
+def project_backward(
+    kernels: KernelSet,
+    parameters: torch.Tensor,  # [N, 59]
+    splats: Splats,
+    camera: Camera,
+    sh_degree: int,
+    gradients: torch.Tensor,  # [V, GRADIENT]
+    workspace: Workspace,
+) -> torch.Tensor:
+    """Gradient of the parameters of the splats' rows, [V, 59] real, in the order of `splats.rows`."""
+    return kernels.module.project_backward(
+        kernels, parameters, splats, camera, sh_degree, gradients, workspace
+    )
+
+
+def adam_rows(
+    kernels: KernelSet,
+    parameters: torch.Tensor,  # [N, 59], updated in place
+    moment1: torch.Tensor,  # [N, 59], updated in place
+    moment2: torch.Tensor,  # [N, 59], updated in place
+    rows: torch.Tensor,  # [U] int64, distinct
+    gradients: torch.Tensor,  # [U, 59], summed over the views of the step
+    views: torch.Tensor,  # [U] int32 >= 1, the number of views v each row averages over
+    rates: torch.Tensor,  # [59] real, learning rate of each column at batch 1
+    images_seen: int,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-15,
+) -> None:
+    """One Adam step (Kingma & Ba 2015) on the given rows, with the batch rule applied row by row.
+
+    A row seen by v views of the step takes gradient / v, rate sqrt(v), beta^v, epsilon / sqrt(v) (Grendel,
+    section 4, with v in place of the batch). Bias correction is 1 - beta^images_seen: it follows the job's
+    images, so that it depends on neither ranks nor order.
+    """
+    kernels.module.adam_rows(
+        kernels,
+        parameters,
+        moment1,
+        moment2,
+        rows,
+        gradients,
+        views,
+        rates,
+        images_seen,
+        beta1,
+        beta2,
+        epsilon,
+    )

@@ -1,0 +1,1 @@
+"""The harness measures: suites become cells, cells become processes, processes become records and reports."""

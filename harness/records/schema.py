@@ -1,0 +1,158 @@
+"""The record of one finished cell, and the fixed names of what is measured.
+
+A record is a folder: record.json (this schema), samples.parquet (raw values), log.txt, and images beside them.
+Columns may be added, never renamed; SCHEMA follows semantic versioning: readers accept every record of their
+major version.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA = "1.0.0"
+
+Status = Literal["ok", "failed", "oom", "timeout", "skipped", "invalid"]
+
+METRICS: dict[str, tuple[str, str]] = {
+    # name: (unit, meaning)
+    "views_per_second": ("1/s", "training views of the whole job, by its slowest rank"),
+    "optimizer_steps_per_second": ("1/s", "optimizer steps of the whole job"),
+    "step_seconds": ("s", "one step, by its slowest rank"),
+    "stage_seconds": ("s", "one named stage of a step, all its views together"),
+    "exposed_seconds": ("s", "exchange that computation waited for"),
+    "hidden_seconds": ("s", "exchange that ran beside computation"),
+    "host_seconds": ("s", "host time of a step, launches and Python"),
+    "payload_bytes": ("B", "payload of a step, by stage, source and destination"),
+    "metadata_bytes": ("B", "padding, counts and ids of a step"),
+    "wire_bytes": ("B", "bytes the interconnect's counters saw"),
+    "wire_over_ledger": ("1", "wire bytes over payload and metadata moved by the engine"),
+    "dram_bytes": ("B", "off-chip memory traffic"),
+    "peak_memory_bytes": ("B", "most memory a place held"),
+    "peak_tensor_bytes": ("B", "most bytes of tensors a place held: parameters, moments, workspaces"),
+    "psnr": ("dB", "mean over held-out views"),
+    "ssim": ("1", "mean over held-out views"),
+    "lpips": ("1", "mean over held-out views"),
+    "loss": ("1", "training loss"),
+    "visible_gaussians": ("1", "Gaussians with a footprint in a view, mean over views"),
+    "tile_instances": ("1", "(tile, splat) pairs of a view, mean over views"),
+    "flip_rate": ("1", "pruned pairs that turned out to matter"),
+    "zero_gradient_share": ("1", "records whose gradient is exactly zero"),
+    "fused_tiles_share": ("1", "tiles that the fused kernel handled"),
+    "tiles_in_budget_share": ("1", "tiles whose list fits the budget"),
+    "max_gaussians": ("1", "largest count that trained"),
+    "energy_joules": ("J", "of all devices over the measured passes"),
+    "seconds_to_psnr": ("s", "training time to a given quality"),
+    "roofline_seconds": ("s", "floor of a stage from counted work and measured rates"),
+    "operator_seconds": ("s", "one call of an operator"),
+    "train_seconds": ("s", "training alone, evaluation and set-up left out"),
+    "gaussians_count": ("1", "Gaussians of the model"),
+}
+"""Every metric's unit and meaning; a measurement with another name is refused."""
+
+COLUMNS = (
+    (
+        "run, suite, scenario, cell_id, code_id, environment_id, commit, machine, device, engine, link, kernels, strategy, "
+        "options, scene, gaussians, width, height, ranks, gpus, batch, seed, repeat, status, reason, images_seen, stage, "
+        "place, peer, metric, statistic, source, value, unit, name"
+    )
+    .replace(" ", "")
+    .split(",")
+)
+"""Columns of `records.load`, the same whatever the scenario. `name` is the case's."""
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Measurement(Frozen):
+    """One measured value. place and peer: null for the whole job; both set for traffic from place to peer."""
+
+    metric: str
+    value: float
+    unit: str
+    statistic: str = "median"
+    """median, mean, sum, max, last, p99, ..."""
+    source: Literal["measured", "modelled", "published"] = "measured"
+    images_seen: int | None = None
+    stage: str | None = None
+    place: int | None = None
+    peer: int | None = None
+
+    @classmethod
+    def of(cls, metric: str, value: float, statistic: str = "median", **keys: Any) -> Measurement:
+        """A measurement in the metric's own unit; KeyError for a name that is not in METRICS."""
+        return cls(metric=metric, value=float(value), unit=METRICS[metric][0], statistic=statistic, **keys)
+
+
+class RecordImage(Frozen):
+    """A picture beside the record. file: relative to the record's folder. view: the scene's view number."""
+
+    file: str
+    kind: Literal["truth", "render", "difference", "initial"]
+    view: int
+    view_name: str = ""
+    images_seen: int | None = None
+    psnr: float | None = None
+    credit: str = ""
+
+
+class SceneFacts(Frozen):
+    """What a cell ran on. width, height: pixels of the first view. workload_hash: cameras, images and Gaussians."""
+
+    name: str
+    gaussians: int
+    views: int
+    test_views: int
+    width: int
+    height: int
+    workload_hash: str
+    credit: str = ""
+    synthetic_stand_in: bool = False
+    """A CPU-size scene in the place of a larger one; reports mark it."""
+
+
+class WorkerResult(Frozen):
+    """What the worker of a cell leaves in result.json."""
+
+    status: Status
+    reason: str | None = None
+    engine: str = ""
+    kernels: str = ""
+    scene: SceneFacts | None = None
+    measurements: list[Measurement] = Field(default_factory=list)
+    images: list[RecordImage] = Field(default_factory=list)
+    environment: dict[str, Any] = Field(default_factory=dict)
+
+
+class Record(Frozen):
+    """record.json: one repeat of one cell, whatever its status.
+
+    cell: the resolved cell. command: what repeats it, relative paths only. log_tail: last lines of the log when it
+    did not end ok.
+    """
+
+    schema_version: str = Field(SCHEMA, alias="schema")
+    run: str
+    suite: str
+    cell_id: str
+    code_id: str
+    environment_id: str
+    repeat: int
+    commit: str
+    machine: str
+    gpus: int
+    cell: dict[str, Any]
+    command: str
+    status: Status
+    reason: str | None = None
+    started: str
+    """UTC, ISO 8601."""
+    seconds: float
+    """Wall time of the cell's processes, start-up included."""
+    result: WorkerResult | None = None
+    log_tail: list[str] = Field(default_factory=list)
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

@@ -1,0 +1,97 @@
+"""What a suite becomes: cells, each one resolved point. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from strategies.training.config import Training
+
+
+class Frozen(BaseModel):
+    """Frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SceneSpec(Frozen):
+    """Which scene: exactly one of `city` (a preset of the procedural city) and `path` (a folder of photographs).
+
+    A plain string stands for `path`.
+    """
+
+    city: str | None = None
+    path: str | None = None
+    """COLMAP folder (images/, sparse/0/) or one with transforms.json."""
+    model: str | None = None
+    """A Gaussian PLY whose Gaussians take the place of the scene's own."""
+    gaussians: int | None = Field(None, ge=1)
+    """City: number of ready Gaussians (throughput). Photographs: at most so many initial points are kept."""
+    points: int | None = Field(None, ge=1)
+    """City: number of initial points from which training starts."""
+    views: int | None = Field(None, ge=2)
+    """City: number of cameras; photographs: at most so many are used, evenly spaced."""
+    seed: int = Field(0, ge=0)
+    far: float | None = Field(None, gt=0)
+    """City: distance beyond which a camera sees nothing, metres; changes the visible share."""
+    tile: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (1, 1)
+    """Repeat the scene so many times along its two horizontal axes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_shorthand(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> SceneSpec:
+        if (self.city is None) == (self.path is None):
+            raise ValueError("a scene needs exactly one of 'city' and 'path'")
+        return self
+
+
+class Stop(Frozen):
+    """When a throughput series ends. noise: relative, of the median pass. max_seconds: hard cap, measuring alone."""
+
+    noise: float = Field(0.01, gt=0)
+    min_passes: int = Field(10, ge=1)
+    max_seconds: float = Field(60.0, gt=0)
+
+
+class Cell(Frozen):
+    """One resolved point of a suite: everything that decides what runs, and nothing else."""
+
+    suite: str
+    name: str | None = None
+    """Of the case or ladder step; None for a point of the axes' product."""
+    scenario: Literal["train", "throughput", "kernels"] = "throughput"
+    strategy: str = "single"
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The strategy's own, validated by its model; canonical: only those that differ from its defaults."""
+    ranks: int = Field(1, ge=1)
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    engine: str = "auto"
+    link: str = Field("native", pattern=r"^(native|host|paced:[0-9]+(\.[0-9]+)?)$")
+    kernels: Literal["auto", "reference", "portable", "compiled"] = "auto"
+    precision: Literal["float32", "float64"] = "float32"
+    threads: int = Field(1, ge=1)
+    """CPU threads a rank's operators may use."""
+    scene: SceneSpec = SceneSpec(city="small_street")
+    size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = (1920, 1080)
+    """Pixels: of the city's images; photographs are reduced to fit inside, keeping their shape. null: as they are."""
+    batch: int = Field(1, ge=1)
+    """Views a step, over all ranks."""
+    images: int = Field(1000, ge=1)
+    """train: images to train on."""
+    evaluations: int = Field(4, ge=1)
+    """train: times that held-out quality is measured after the start, evenly spaced, the last at the end."""
+    seed: int = Field(0, ge=0)
+    from_: str | None = Field(None, alias="from")
+    """Name of a `prepare` entry whose trained Gaussians replace the scene's."""
+    timeout: float = Field(1800.0, gt=0)
+    """Seconds until a cell that has not ended is ended as `timeout`."""
+    training: Training = Training()
+    repeats: int = Field(3, ge=1)
+    stop: Stop = Stop()
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

@@ -1,0 +1,172 @@
+"""The contracts between harness and strategies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from cuda_src.camera import Camera
+from cuda_src.operators import KernelSet
+from strategies.info import Options
+from strategies.training.config import Training
+from strategies.views import ViewQueue
+
+
+@dataclass(frozen=True)
+class World:
+    """Who computes: `rank` of `ranks` processes, the devices of this one, and all `places` of the job.
+
+    The ledger, memory and clocks index places: ranks for a strategy with a process a device, devices for one
+    whose single process drives them all.
+    """
+
+    rank: int
+    ranks: int
+    devices: tuple[torch.device, ...]
+    places: int
+
+    @classmethod
+    def alone(cls, device: torch.device | str = "cpu") -> World:
+        return cls(0, 1, (torch.device(device),), 1)
+
+
+@dataclass(frozen=True)
+class Rect:
+    """Pixels x0 <= x < x1, y0 <= y < y1."""
+
+    x0: int
+    y0: int
+    x1: int
+    y1: int
+
+    @classmethod
+    def whole(cls, camera: Camera) -> Rect:
+        return cls(0, 0, camera.width, camera.height)
+
+
+class GaussianSource(Protocol):
+    """Initial Gaussians that any rank can read in part, so that none need ever hold all.
+
+    count: how many. bounds: [2, 3] float32, lower and upper corner of the means. Row i is Gaussian id i.
+    """
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def bounds(self) -> np.ndarray: ...
+
+    def positions(self, lo: int, hi: int) -> torch.Tensor:
+        """Means of ids lo:hi, [hi - lo, 3] float32 on the CPU."""
+        ...
+
+    def read(self, indices: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Parameters of those ids (int64), [n, 59] float32 on the device, columns as in cuda_src/layout.py."""
+        ...
+
+
+class ImageSource(Protocol):
+    """Ground-truth images, read lazily and in part."""
+
+    def region(self, view: int, rect: Rect, device: torch.device) -> torch.Tensor:
+        """Those pixels of the view's photograph, [h, w, 3] uint8."""
+        ...
+
+    def mask(self, view: int, rect: Rect, device: torch.device) -> torch.Tensor | None:
+        """Those pixels of the view's mask, [h, w] uint8 (255 counts fully, 0 not at all); None without a mask."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A bounded piece of the Gaussians a rank owns: ids [n] int64, and parameters and moments [n, 59] float32."""
+
+    ids: torch.Tensor
+    parameters: torch.Tensor
+    moment1: torch.Tensor
+    moment2: torch.Tensor
+
+
+class ShardReader(Protocol):
+    """Saved Gaussians, read in bounded pieces in any order of ids; each id occurs once."""
+
+    @property
+    def count(self) -> int: ...
+
+    def shards(self) -> Iterator[Shard]: ...
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step did. loss: 0-d tensor on the device, the mean over the step's images; read only when asked."""
+
+    images: int
+    optimizer_steps: int
+    loss: torch.Tensor
+    visible_gaussians: int
+    tile_instances: int
+
+
+class Clock(Protocol):
+    """Names the stages of a step; measures them only when the harness asks for a breakdown."""
+
+    def __call__(self, stage: str) -> AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a strategy is given: where it runs, with which kernels, on what.
+
+    cameras: by view number, the same for all strategies. bounds: [2, 3] of the initial Gaussians. extent: scene
+    extent that scales the mean's learning rate, world units (radius of the training cameras, Kerbl et al. 2023).
+    """
+
+    world: World
+    kernels: KernelSet
+    clock: Clock
+    training: Training
+    cameras: Sequence[Camera]
+    batch: int
+    seed: int
+    bounds: np.ndarray
+    extent: float
+
+
+class Strategy(ABC):
+    """One way to train on many devices. Every method is called on all ranks alike."""
+
+    @abstractmethod
+    def setup(self, ctx: Context, source: GaussianSource, images: ImageSource, options: Options) -> None:
+        """Take the Gaussians this rank owns from the source."""
+
+    @abstractmethod
+    def step(self, queue: ViewQueue) -> StepReport:
+        """Train on the next views of the queue; densify, migrate and rebalance when due."""
+
+    @abstractmethod
+    def render(self, camera: Camera) -> torch.Tensor | None:
+        """The image of that camera, [H, W, 3] in [0, 1], on rank 0; None elsewhere. Collective."""
+
+    @abstractmethod
+    def shards(self) -> Iterator[Shard]:
+        """The Gaussians this rank owns, in bounded pieces."""
+
+    @abstractmethod
+    def load(self, reader: ShardReader) -> None:
+        """Replace all Gaussians by the saved ones; each rank keeps those it owns."""
+
+    @property
+    @abstractmethod
+    def images_seen(self) -> int:
+        """Images the job has trained on: the clock of every schedule."""
+
+    @property
+    @abstractmethod
+    def tensor_bytes(self) -> int:
+        """Most bytes of tensors this rank has held at once: parameters, moments and workspaces."""

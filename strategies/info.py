@@ -1,0 +1,40 @@
+"""What a strategy says of itself before any tensor exists. Imports no torch: planning must be instant."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Options(BaseModel):
+    """Base of a strategy's options: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class StrategyInfo:
+    """A strategy, as the suite and the runner need to know it.
+
+    name: as suites write it. summary: one sentence for `list`. options: typed model of its mechanisms; an ablation
+    is one option's value. implementation: "module:Class", imported by the worker only. processes: `per_device`
+    (one process a rank) or `one` (one process drives all). engines: how its ranks may talk, best first.
+    max_ranks: None for any number. exact_when: in which settings it equals `single` (design's definition).
+    """
+
+    name: str
+    summary: str
+    options: type[Options]
+    implementation: str
+    processes: Literal["per_device", "one"] = "per_device"
+    engines: tuple[str, ...] = ("local",)
+    max_ranks: int | None = None
+    exact_when: str = ""
+
+    def load(self) -> type[Any]:
+        """The Strategy class; imports torch."""
+        module, _, name = self.implementation.partition(":")
+        return getattr(importlib.import_module(module), name)
