@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +16,7 @@ class Camera:
     """One calibrated view.
 
     width, height: pixels. fx, fy: focal lengths, pixels. cx, cy: principal point, pixels, anywhere.
-    world_to_camera: [4, 4] float64, rigid.
+    world_to_camera: [4, 4] float64, rigid. far: view depth beyond which nothing is seen, world units.
     """
 
     width: int
@@ -25,6 +26,7 @@ class Camera:
     cx: float
     cy: float
     world_to_camera: np.ndarray
+    far: float = math.inf
 
     @property
     def tiles_x(self) -> int:

@@ -62,7 +62,7 @@ class KernelSet:
 class Splats:
     """The visible Gaussians of one view, in the order of their rows.
 
-    rows: [V] int64, row of the Gaussian in its storage. ids: [V] int64, stable ids, the tie-break of equal depths.
+    rows: [V] int64, row of the Gaussian in its storage. ids: [V] int64, stable ids, which break ties of depth.
     records: [V, RECORD] real, columns as in layout.py.
     """
 
@@ -139,7 +139,8 @@ def project(
     """Cull, project and colour the Gaussians that touch at least one tile of the view.
 
     EWA splatting (Zwicker et al. 2002) with the 2-D covariance dilated by the convention's amount; colour is
-    max(0, SH(direction) + 0.5). Culled: depth < near, opacity < alpha_min, non-finite projection, no tile touched.
+    max(0, SH(direction) + 0.5). Culled: depth < near or > camera.far, opacity < alpha_min, non-finite projection,
+    no tile touched.
     """
     return kernels.module.project(kernels, parameters, ids, camera, sh_degree, workspace)
 
@@ -234,9 +235,7 @@ def project_backward(
     workspace: Workspace,
 ) -> torch.Tensor:
     """Gradient of the parameters of the splats' rows, [V, 59] real, in the order of `splats.rows`."""
-    return kernels.module.project_backward(
-        kernels, parameters, splats, camera, sh_degree, gradients, workspace
-    )
+    return kernels.module.project_backward(kernels, parameters, splats, camera, sh_degree, gradients, workspace)
 
 
 def adam_rows(

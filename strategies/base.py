@@ -13,6 +13,7 @@ import torch
 
 from cuda_src.camera import Camera
 from cuda_src.operators import KernelSet
+from strategies.distribution.communicator import Communicator
 from strategies.info import Options
 from strategies.training.config import Training
 from strategies.views import ViewQueue
@@ -104,7 +105,12 @@ class ShardReader(Protocol):
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a step did. loss: 0-d tensor on the device, the mean over the step's images; read only when asked."""
+    """What a step did.
+
+    images, optimizer_steps: of the whole job. The rest is this rank's share, and the job's is the sum over ranks:
+    loss, a 0-d tensor on the device read only when asked, of the mean over the step's images; visible_gaussians it
+    owns; tile_instances it rendered.
+    """
 
     images: int
     optimizer_steps: int
@@ -128,6 +134,7 @@ class Context:
     """
 
     world: World
+    comm: Communicator
     kernels: KernelSet
     clock: Clock
     training: Training

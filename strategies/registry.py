@@ -6,10 +6,11 @@ import difflib
 from functools import cache
 from importlib.metadata import entry_points
 
+from strategies.grendel.info import INFO as GRENDEL
 from strategies.info import StrategyInfo
 from strategies.single.info import INFO as SINGLE
 
-BUILT_IN = (SINGLE,)
+BUILT_IN = (SINGLE, GRENDEL)
 ENTRY_POINT_GROUP = "harness.strategies"
 
 
@@ -20,13 +21,9 @@ def strategies() -> dict[str, StrategyInfo]:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         info = entry.load()
         if not isinstance(info, StrategyInfo):
-            raise TypeError(
-                f"entry point {entry.name} ({entry.value}) is no StrategyInfo but {type(info).__name__}"
-            )
+            raise TypeError(f"entry point {entry.name} ({entry.value}) is no StrategyInfo but {type(info).__name__}")
         if info.name in known:
-            raise ValueError(
-                f"entry point {entry.name} ({entry.value}) takes the name of strategy {info.name!r}"
-            )
+            raise ValueError(f"entry point {entry.name} ({entry.value}) takes the name of strategy {info.name!r}")
         known[info.name] = info
     return known
 

@@ -26,6 +26,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "host_seconds": ("s", "host time of a step, launches and Python"),
     "payload_bytes": ("B", "payload of a step, by stage, source and destination"),
     "metadata_bytes": ("B", "padding, counts and ids of a step"),
+    "collectives": ("1", "collective calls of a rank and step"),
     "wire_bytes": ("B", "bytes the interconnect's counters saw"),
     "wire_over_ledger": ("1", "wire bytes over payload and metadata moved by the engine"),
     "dram_bytes": ("B", "off-chip memory traffic"),
@@ -53,9 +54,9 @@ METRICS: dict[str, tuple[str, str]] = {
 
 COLUMNS = (
     (
-        "run, suite, scenario, cell_id, code_id, environment_id, commit, machine, device, engine, link, kernels, strategy, "
-        "options, scene, gaussians, width, height, ranks, gpus, batch, seed, repeat, status, reason, images_seen, stage, "
-        "place, peer, metric, statistic, source, value, unit, name"
+        "run, suite, scenario, cell_id, code_id, environment_id, commit, machine, device, engine, link, kernels, "
+        "strategy, options, scene, gaussians, width, height, ranks, gpus, batch, seed, repeat, status, reason, "
+        "images_seen, stage, place, peer, metric, statistic, source, value, unit, name"
     )
     .replace(" ", "")
     .split(",")
@@ -64,7 +65,8 @@ COLUMNS = (
 
 
 class Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A loss or quality that is not a number must stay one: pydantic would write null, which no reader takes back.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class Measurement(Frozen):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from strategies.training.config import Training
 
@@ -13,6 +13,11 @@ class Frozen(BaseModel):
     """Frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _as_tuple(value: Any) -> Any:
+    """A list where a tuple belongs: strict validation would refuse it behind a model's own validator."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 class SceneSpec(Frozen):
@@ -35,8 +40,13 @@ class SceneSpec(Frozen):
     seed: int = Field(0, ge=0)
     far: float | None = Field(None, gt=0)
     """City: distance beyond which a camera sees nothing, metres; changes the visible share."""
-    tile: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (1, 1)
+    tile: Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], BeforeValidator(_as_tuple)] = (
+        1,
+        1,
+    )
     """Repeat the scene so many times along its two horizontal axes."""
+    stand_in: bool = False
+    """A CPU-size scene in the place of a larger one; reports mark it, the cell's id leaves it out."""
 
     @model_validator(mode="before")
     @classmethod
@@ -87,7 +97,7 @@ class Cell(Frozen):
     """train: times that held-out quality is measured after the start, evenly spaced, the last at the end."""
     seed: int = Field(0, ge=0)
     from_: str | None = Field(None, alias="from")
-    """Name of a `prepare` entry whose trained Gaussians replace the scene's."""
+    """Name of a `prepare` entry whose trained Gaussians replace the scene's; in a plan, its cell_id."""
     timeout: float = Field(1800.0, gt=0)
     """Seconds until a cell that has not ended is ended as `timeout`."""
     training: Training = Training()

@@ -1,0 +1,27 @@
+"""Numba: scalar mathematics written once, compiled for CPU threads (and, later, for CUDA).
+
+Importing this package chooses where Numba keeps compiled kernels; nothing is compiled before the first call.
+"""
+
+from cuda_src.portable.disk_cache import use_disk_cache
+
+use_disk_cache()
+
+# Only now: decorators of cached functions look at the folder when they run.
+from cuda_src.portable.adam import adam_rows  # noqa: E402
+from cuda_src.portable.binning import bin_splats  # noqa: E402
+from cuda_src.portable.compilation import compile_all  # noqa: E402
+from cuda_src.portable.compositing import raster_backward, raster_forward  # noqa: E402
+from cuda_src.portable.loss import l1_ssim  # noqa: E402
+from cuda_src.portable.projection import project, project_backward  # noqa: E402
+
+__all__ = [
+    "adam_rows",
+    "bin_splats",
+    "compile_all",
+    "l1_ssim",
+    "project",
+    "project_backward",
+    "raster_backward",
+    "raster_forward",
+]

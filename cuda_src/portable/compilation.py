@@ -1,0 +1,56 @@
+"""Compile every kernel before it is timed: run one tiny step, which meets the signatures in use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from cuda_src import layout
+from cuda_src.camera import Camera
+from cuda_src.operators import KernelSet
+from cuda_src.portable.adam import adam_rows
+from cuda_src.portable.binning import bin_splats
+from cuda_src.portable.compositing import raster_backward, raster_forward
+from cuda_src.portable.loss import l1_ssim
+from cuda_src.portable.projection import project, project_backward
+from cuda_src.workspace import Workspace
+
+
+def compile_all(progress: Callable[[str], None] | None = None) -> None:
+    """Compile every kernel, or load it from the disk cache where another process left it.
+
+    progress is told the operator about to be compiled.
+    """
+
+    def begin(operator: str) -> None:
+        if progress is not None:
+            progress(operator)
+
+    kernels, workspace = KernelSet(), Workspace()
+    camera = Camera(16, 16, 16.0, 16.0, 8.0, 8.0, np.eye(4))
+    gaussian = torch.zeros(1, layout.PARAMETERS)
+    gaussian[0, layout.MEAN] = torch.tensor([0.0, 0.0, 2.0])
+    gaussian[0, layout.LOG_SCALE] = math.log(0.1)
+
+    begin("project")
+    splats = project(kernels, gaussian, torch.zeros(1, dtype=torch.int64), camera, 3, workspace)
+    begin("bin_splats")
+    bins = bin_splats(kernels, splats, camera, workspace, None)
+    begin("raster_forward")
+    raster = raster_forward(kernels, splats, bins, camera, workspace, None)
+    begin("l1_ssim")
+    target = torch.zeros(16, 16, 3, dtype=torch.uint8)
+    loss = l1_ssim(kernels, raster.colour, target, workspace, None, None, "exact", 0.2)
+    begin("raster_backward")
+    gradients = raster_backward(kernels, splats, bins, raster, camera, loss.gradient, workspace, None, None, None, None)
+    begin("project_backward")
+    rows = project_backward(kernels, gaussian, splats, camera, 3, gradients, workspace)
+    begin("adam_rows")
+    views = torch.ones(1, dtype=torch.int32)
+    moments, rates = torch.zeros_like(gaussian), torch.zeros(layout.PARAMETERS)
+    adam_rows(
+        kernels, gaussian, moments, moments.clone(), splats.rows, rows, views, rates, 1, 0.9, 0.999, 1e-15
+    )

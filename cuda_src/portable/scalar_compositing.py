@@ -1,0 +1,58 @@
+"""Alpha of a splat at a pixel, one step of compositing, and its reverse (Kerbl et al. 2023, appendix C)."""
+
+from __future__ import annotations
+
+from cuda_src.portable.scalar import HALF, ONE, ZERO, exp_nonpositive, scalar
+
+
+@scalar
+def sigma_at(conic, dx, dy):
+    """Exponent of the splat's Gaussian at an offset from its mean, pixels: (a dx^2 + c dy^2) / 2 + b dx dy."""
+    a, b, c = conic
+    return HALF * (a * dx * dx + c * dy * dy) + b * dx * dy
+
+
+@scalar
+def blend(transmittance, alive, dx, dy, conic, opacity, alpha_min, alpha_max, stop):
+    """One splat over one pixel: (weight T alpha, transmittance after, alive after).
+
+    alive is 1 until compositing stops, then 0. The splat that would bring transmittance below `stop` is not
+    blended. All selects and no branches, so that a row of pixels vectorises.
+    """
+    sigma = sigma_at(conic, dx, dy)
+    alpha = min(alpha_max, opacity * exp_nonpositive(-sigma))
+    after = transmittance * (ONE - alpha)
+    seen = (sigma >= ZERO) & (alpha >= alpha_min) & (alive > ZERO)
+    stops = after < stop
+    blended = seen & (not stops)
+    weight = alpha * transmittance if blended else ZERO
+    return weight, after if blended else transmittance, ZERO if seen & stops else alive
+
+
+@scalar
+def unblend(transmittance, behind, blended, dx, dy, conic, opacity, value, alpha_min, alpha_max, past_clamp):
+    """Undo `blend` of one splat at one pixel: (T before it, behind, dL/dsigma, dL/d opacity, weight).
+
+    behind: what is composited behind the splat, under the upstream gradient. value: the splat's own colour and
+    depth under the upstream gradient. blended: False where the forward did not blend it. past_clamp: the largest
+    opacity exp(-sigma) that still gets a gradient.
+    """
+    sigma = sigma_at(conic, dx, dy)
+    falloff = exp_nonpositive(-sigma)
+    density = opacity * falloff
+    alpha = min(alpha_max, density)
+    used = blended & (sigma >= ZERO) & (alpha >= alpha_min)
+    inverse = ONE / (ONE - alpha)
+    before = transmittance * inverse
+    weight = alpha * before
+    grad_density = before * value - behind * inverse
+    moves = used & (density <= past_clamp)
+    grad_density = grad_density if moves else ZERO
+    weight = weight if used else ZERO
+    return (
+        before if used else transmittance,
+        behind + weight * value,
+        -density * grad_density,
+        falloff * grad_density,
+        weight,
+    )

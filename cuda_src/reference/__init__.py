@@ -1,0 +1,21 @@
+"""The oracle: every operator in plain PyTorch, float32 or float64, on any device, written to be read.
+
+The differentiable core of each is ordinary tensor code; the backward operators differentiate it with autograd, so
+gradients are right when values are. Results are fresh tensors: this back end leaves the caller's workspace alone.
+"""
+
+from cuda_src.reference.adam import adam_rows
+from cuda_src.reference.binning import bin_splats
+from cuda_src.reference.loss import l1_ssim
+from cuda_src.reference.projection import project, project_backward
+from cuda_src.reference.raster import raster_backward, raster_forward
+
+__all__ = [
+    "adam_rows",
+    "bin_splats",
+    "l1_ssim",
+    "project",
+    "project_backward",
+    "raster_backward",
+    "raster_forward",
+]

@@ -1,0 +1,225 @@
+"""The command line. Commands import what they need when they run: `plan` and `list` answer without torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from harness.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from harness.origin import check_origin
+
+FILE_WIDTH = 160
+"""Columns of a plan that is written into a file or a pipe."""
+
+
+class Commands(TyperGroup):
+    """Ends user mistakes in one sentence with exit code 2, and Ctrl-C with 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            check_origin()
+            return super().invoke(ctx)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(EXIT_USAGE) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Measures distributed training of 3D Gaussian Splatting: suites in, reports out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+scene_app = typer.Typer(help="Look at scenes.", no_args_is_help=True)
+app.add_typer(scene_app, name="scene")
+
+
+class Device(StrEnum):
+    """Devices that a suite can be run on."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Kind(StrEnum):
+    """What `list` lists."""
+
+    strategies = "strategies"
+    scenarios = "scenarios"
+    presets = "presets"
+    metrics = "metrics"
+    options = "options"
+
+
+SuiteFile = Annotated[Path, typer.Argument(metavar="SUITE", help="The suite's YAML file.")]
+Sets = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key of every cell; repeatable.")
+]
+Onlys = Annotated[
+    list[str],
+    typer.Option("--only", metavar="KEY=VALUE", help="Only cells that match, as in strategy=single; repeatable."),
+]
+OnDevice = Annotated[Device | None, typer.Option("--device", help="In the place of the suite's device.")]
+
+
+@app.command()
+def run(
+    suite: SuiteFile,
+    set_: Sets = [],  # noqa: B006 - typer copies it
+    only: Onlys = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="Folder of the records; results/runs/<suite> by default.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run finished cells again.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run cells again that did not end ok.")] = False,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Start no cell that would overrun it: 90s, 8m, 1.5h.")
+    ] = None,
+    device: OnDevice = None,
+) -> None:
+    """Run a suite, write its records, and print the path of its report."""
+    from harness.api import run_plan
+    from harness.suite.plan import plan
+
+    seconds = None if budget is None else budget_seconds(budget)
+    planned = plan(suite, set_, only, device)
+    outcome = run_plan(planned, out, fresh, retry_failed, seconds, Console())
+    if outcome.report is not None:
+        print(outcome.report)
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command()
+def plan(
+    suite: SuiteFile,
+    set_: Sets = [],  # noqa: B006
+    only: Onlys = [],  # noqa: B006
+    device: OnDevice = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object.")] = False,
+) -> None:
+    """List a suite's cells with their predicted memory, and what cannot run here."""
+    from harness.suite.listing import plan_json, plan_table
+    from harness.suite.plan import plan as make_plan
+
+    planned = make_plan(suite, set_, only, device)
+    if as_json:
+        print(json.dumps(plan_json(planned), indent=1))
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=FILE_WIDTH)
+        for renderable in plan_table(planned):
+            console.print(renderable)
+
+
+@app.command()
+def show(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's id, or its beginning.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of records; results/runs by default.")] = None,
+) -> None:
+    """Show a cell's configuration, the command that repeats it, and the end of its log."""
+    from harness.api import RUNS
+    from harness.records.show import describe
+    from harness.records.store import records
+
+    folder = out or RUNS
+    found = [(path, record) for path, record in records(folder) if record.cell_id.startswith(cell)]
+    ids = sorted({record.cell_id for _, record in found})
+    if not found:
+        raise UserError(f"CELL: value {cell!r}; expected the id of a cell with a record here", folder)
+    if len(ids) > 1:
+        raise UserError(
+            f"CELL: value {cell!r} begins {len(ids)} ids ({', '.join(ids[:4])}); expected more digits", folder
+        )
+    for path, _ in sorted(found, key=lambda item: (item[1].started, item[1].repeat)):
+        Console().print(describe(path))
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of records, or above records.")],
+    out: Annotated[Path | None, typer.Option(help="Where to; DIR/report of the first folder by default.")] = None,
+) -> None:
+    """Write the report of records alone: HTML, Markdown, CSV and PNG."""
+    from harness.report.build import build_report
+
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError("no such folder; expected one with records", folder)
+    print(build_report(folders, out or folders[0] / "report"))
+
+
+@scene_app.command("info")
+def scene_info(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A preset, a folder, or a YAML mapping.")],
+    size: Annotated[str | None, typer.Option(metavar="WxH", help="Size of the images, pixels.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw cameras and points into this PNG.")] = None,
+) -> None:
+    """Print a scene's points, views, visible share, tile lists and saturation; draw its cameras and points."""
+    from harness.suite.scene_argument import scene_argument, size_argument
+
+    scene = scene_argument(spec)
+    pixels = size_argument(size, scene)
+
+    import torch
+
+    from cuda_src.operators import KernelSet
+    from harness.scenes.info import info_table
+    from harness.scenes.info import scene_info as look_at
+    from harness.scenes.load import load_scene
+
+    loaded = load_scene(scene, pixels, torch.device("cpu"))
+    table = Table(show_header=False, box=None)
+    for key, value in info_table(look_at(loaded, KernelSet())):
+        table.add_row(f"[bold]{key}[/bold]", value)
+    Console().print(table)
+    if plot is not None:
+        from harness.scenes.plot import plot_scene
+
+        plot_scene(loaded, plot)
+        print(plot)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="options: of which strategy.")] = None,
+) -> None:
+    """List strategies, scenarios, presets of the city, metrics, or a strategy's options."""
+    from harness.suite.listing import known_things, strategy_options
+
+    if kind is Kind.options:
+        if name is None:
+            raise UserError("list options: NAME is missing; expected a strategy")
+        table = strategy_options(name)
+    elif name is not None:
+        raise UserError(f"list {kind}: NAME has the value {name!r}; expected none")
+    else:
+        table = known_things(kind)
+    Console().print(table)
+
+
+def budget_seconds(text: str) -> float:
+    """Seconds of a time such as 90s, 8m, 1.5h or 120. Raises UserError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text.strip())
+    seconds = float(match[1]) * {"s": 1, "m": 60, "h": 3600, None: 1}[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise UserError(f"--budget: value {text!r}; expected a time above zero such as 90s, 8m or 1.5h")
+    return seconds
+
+
+def main() -> None:
+    """The entry point; ends the process with the command's exit code."""
+    app()
+    raise SystemExit(EXIT_OK)

@@ -1,0 +1,46 @@
+"""Stage clocks: seconds by named stage, only while a breakdown is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import perf_counter
+
+import torch
+
+_OFF = nullcontext()
+
+
+class StageClock:
+    """Implements strategies.base.Clock. While `enabled`, each stage is synchronised and timed; otherwise free.
+
+    now: the rank's own clock in seconds; an engine that models time has one.
+    """
+
+    def __init__(self, device: torch.device, now: Callable[[], float] = perf_counter):
+        self.enabled = False
+        self._device = device
+        self._now = now
+        self._seconds: dict[str, float] = {}
+
+    def __call__(self, stage: str) -> AbstractContextManager[None]:
+        return self._timed(stage) if self.enabled else _OFF
+
+    def take(self) -> dict[str, float]:
+        """Seconds by stage since the last call, in the order in which stages first ran."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        synchronize(self._device)
+        start = self._now()
+        yield
+        synchronize(self._device)
+        self._seconds[stage] = self._seconds.get(stage, 0.0) + self._now() - start
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device's queued work; the CPU has none."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

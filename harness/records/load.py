@@ -1,0 +1,134 @@
+"""Records as tables: one row a measurement, one row a raw sample."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import UserError
+from harness.records.schema import COLUMNS, Record
+from harness.records.store import SAMPLES, records
+
+if TYPE_CHECKING:
+    import pandas
+
+_INTEGERS = ("ranks", "gpus", "batch", "seed", "repeat")
+_NULLABLE_INTEGERS = ("gaussians", "width", "height", "images_seen", "place", "peer")
+_FLOATS = ("value",)
+
+SAMPLE_KEYS = ("run", "suite", "cell_id", "code_id", "environment_id", "strategy", "ranks", "repeat")
+"""Columns of `samples` that come from the record."""
+SAMPLE_COLUMNS = (
+    "series",
+    "pass",
+    "index",
+    "warmup",
+    "images_seen",
+    "stage",
+    "place",
+    "peer",
+    "metric",
+    "value",
+    "unit",
+)
+"""Columns of `samples` that the worker wrote; a record without one of them gets nulls."""
+
+
+def canonical(options: Any) -> str:
+    """JSON with sorted keys and no spaces: equal options, equal text."""
+    return json.dumps(options, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def load(*folders: Path | str) -> pandas.DataFrame:
+    """Every measurement of the records at or below the folders, with exactly the columns of schema.COLUMNS.
+
+    A record that measured nothing (skipped, failed) is one row whose metric is null. A folder without records gives
+    an empty frame. UserError when a folder does not exist or a record is damaged.
+    """
+    import pandas
+
+    rows = [row for _, record in records(*folders) for row in _rows(record)]
+    frame = pandas.DataFrame(rows, columns=COLUMNS, dtype=object)
+    return frame.astype({column: _dtype(column) for column in COLUMNS})
+
+
+def _dtype(column: str) -> Any:
+    import pandas
+
+    if column in _INTEGERS:
+        return "int64"
+    if column in _NULLABLE_INTEGERS:
+        return "Int64"
+    if column in _FLOATS:
+        return "float64"
+    # Before pandas 3 its strings turn None into "None" or comparisons into null; plain objects do neither.
+    return "str" if int(pandas.__version__.split(".")[0]) >= 3 else object
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    common = _common(record)
+    measurements = record.result.measurements if record.result else []
+    if not measurements:
+        return [common]
+    return [common | measurement.model_dump() for measurement in measurements]
+
+
+def _common(record: Record) -> dict[str, Any]:
+    """What all rows of a record share."""
+    cell, result = record.cell, record.result
+    scene = result.scene if result else None
+    spec = cell.get("scene") or {}
+    width, height = (cell.get("size") if spec.get("city") else None) or (None, None)
+    return {
+        "run": record.run,
+        "suite": record.suite,
+        "scenario": cell.get("scenario"),
+        "cell_id": record.cell_id,
+        "code_id": record.code_id,
+        "environment_id": record.environment_id,
+        "commit": record.commit,
+        "machine": record.machine,
+        "device": cell.get("device"),
+        "engine": (result.engine if result else "") or cell.get("engine"),
+        "link": cell.get("link"),
+        "kernels": (result.kernels if result else "") or cell.get("kernels"),
+        "strategy": cell.get("strategy"),
+        "options": canonical(cell.get("options", {})),
+        "scene": scene.name if scene else spec.get("city") or Path(spec.get("path") or "").name or None,
+        "gaussians": scene.gaussians if scene else spec.get("gaussians"),
+        "width": scene.width if scene else width,
+        "height": scene.height if scene else height,
+        "ranks": cell.get("ranks", 1),
+        "gpus": record.gpus,
+        "batch": cell.get("batch", 1),
+        "seed": cell.get("seed", 0),
+        "repeat": record.repeat,
+        "status": record.status,
+        "reason": record.reason,
+        "name": cell.get("name"),
+    }
+
+
+def samples(*folders: Path | str) -> pandas.DataFrame:
+    """Every raw sample of the records at or below the folders: SAMPLE_KEYS, then SAMPLE_COLUMNS."""
+    import pandas
+
+    frames = []
+    for folder, record in records(*folders):
+        path = folder / SAMPLES
+        if not path.exists():
+            continue
+        try:
+            frame = pandas.read_parquet(path)
+        except Exception as error:  # pyarrow raises many types for a damaged file
+            raise UserError(f"cannot be read as Parquet ({error}); the samples are damaged", path) from None
+        frame = frame.reindex(columns=[*SAMPLE_COLUMNS, *(c for c in frame.columns if c not in SAMPLE_COLUMNS)])
+        common = _common(record)
+        for position, key in enumerate(SAMPLE_KEYS):
+            frame.insert(position, key, common[key])
+        if len(frame):
+            frames.append(frame)
+    if not frames:
+        return pandas.DataFrame(columns=[*SAMPLE_KEYS, *SAMPLE_COLUMNS])
+    return pandas.concat(frames, ignore_index=True)

@@ -1,0 +1,105 @@
+"""What cells are called: short names that tell the cells of one comparison apart, and the comparison's title."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.report.quantities import count, ranks
+from strategies.training.config import Training
+
+GROUP = ["scenario", "machine", "scene", "gaussians", "width", "height", "batch"]
+"""Cells are compared, and drawn in one plot, when these are equal."""
+
+_TELLING = (
+    "kernels",
+    "link",
+    "device",
+    "precision",
+    "options",
+    "start",
+    "training",
+    "images",
+    "seed",
+    "threads",
+    "engine",
+)
+"""Fields that tell two cells of one strategy and rank count apart, the most telling first."""
+
+_NOUNS = {"seed": "seed", "images": "images", "threads": "threads"}
+
+
+def scene_name(spec: dict[str, Any], name: str | None) -> str:
+    """The city's preset and tiling, or the photographs' name; Gaussians and size have their own place in titles.
+
+    spec: SceneSpec as recorded. name: what the scene calls itself, once it was opened.
+    """
+    if not spec.get("city"):
+        return name or Path(spec.get("path") or "").name
+    across, along = spec.get("tile") or (1, 1)
+    return str(spec["city"]) + (f" tiled {across} × {along}" if (across, along) != (1, 1) else "")
+
+
+def size(width: float, height: float) -> str:
+    """Image size in pixels, or that it is the photographs' own."""
+    return "full size" if not width or not height else f"{int(width)} × {int(height)}"
+
+
+def _described(field: str, value: Any) -> str:
+    """One field's value as part of a label."""
+    if field == "options":
+        return ", ".join(f"{k} {v}" for k, v in json.loads(value).items()) or "defaults"
+    if field == "training":
+        usual = Training.model_validate({}).model_dump(mode="json")
+        changed = {k: v for k, v in json.loads(value).items() if v != usual.get(k)}
+        return ", ".join(f"{k} {v}" for k, v in changed.items()) or "usual training"
+    if field == "start":
+        return f"from {value[:8]}" if value else "from the scene"
+    return f"{_NOUNS[field]} {value}" if field in _NOUNS else str(value)
+
+
+def cell_labels(cells: pd.DataFrame) -> pd.Series:
+    """A label a row of `cells` (frames.cells), unique among the rows of one group.
+
+    Strategy, ranks and the case's name; then, where two rows are still alike, the fields in which they differ.
+    """
+    labels = pd.Series("", index=cells.index, dtype="str")
+    for _, group in cells.groupby(GROUP, dropna=False, sort=False):
+        parts = {i: [str(r["strategy"]), ranks(int(r["ranks"]))] for i, r in group.iterrows()}
+        for i, name in group["name"].items():
+            if name:
+                parts[i].append(str(name))
+        for field in _TELLING:
+            alike: dict[str, list[Any]] = {}
+            for i, words in parts.items():
+                alike.setdefault(" · ".join(words), []).append(i)
+            for rows in alike.values():
+                if group.loc[rows, field].nunique(dropna=False) > 1:
+                    for i in rows:
+                        parts[i].append(_described(field, group.loc[i, field]))
+        texts = pd.Series({i: " · ".join(words) for i, words in parts.items()})
+        twins = texts.duplicated(keep=False)
+        labels.loc[texts.index] = texts.where(~twins, texts + " · " + group["cell_id"].str[:6])
+    return labels
+
+
+def group_titles(cells: pd.DataFrame) -> pd.Series:
+    """The title of each row's group: scene, size and batch, and whatever else differs between the groups."""
+
+    def title(row: pd.Series) -> str:
+        words = [str(row["scene"])]
+        if row["gaussians"]:
+            words.append(f"{count(row['gaussians'])} Gaussians")
+        words += [size(row["width"], row["height"]), f"batch {row['batch']}"]
+        if cells["scenario"].nunique() > 1:
+            words.insert(0, str(row["scenario"]))
+        if cells["machine"].nunique() > 1:
+            words.append(str(row["machine"]))
+        if row["stand_in"]:
+            words.append("CPU-size scene")
+        return " · ".join(words)
+
+    return cells.apply(title, axis=1).astype("str") if len(cells) else pd.Series(dtype="str")

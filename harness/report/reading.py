@@ -1,0 +1,64 @@
+"""How to read the figures: what a time includes, what it leaves out, and what a mark means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_ALWAYS = [
+    (
+        "Time.",
+        "A step takes as long as its slowest rank. It includes everything from projection to the optimizer's "
+        "update, and what ranks exchange for it; it leaves out start-up, compilation, reading images, warm-up, "
+        "evaluation and writing.",
+    ),
+    (
+        "views/s",
+        "are training views of the whole job a second, whatever the number of ranks or of views a step. A factor "
+        "compares with single on one rank at the same scene, image size and batch.",
+    ),
+]
+
+_BY_SCENARIO = {
+    "throughput": (
+        "Throughput.",
+        "A sample is one pass over a fixed list of views, the same for all strategies, with learning rates so "
+        "small that the workload stays. Two warm-up passes are left out. ± is the relative noise of the median "
+        "pass. Stages are timed in further passes, with a synchronisation each; their sum may differ from the "
+        "step's time.",
+    ),
+    "train": (
+        "Training.",
+        "Rates are means over the whole run; the clock holds steps alone. Each stage is synchronised to be timed,"
+        " which costs some speed where a device runs ahead of the host. PSNR and SSIM are means over held-out "
+        "views, every 8th of the scene. A strategy's speed counts only beside its quality.",
+    ),
+    "kernels": (
+        "Operators.",
+        "A time is one call on one view with the inputs it has in a step, after a call that is not kept.",
+    ),
+}
+
+_MODELLED = (
+    "Modelled",
+    "values come from ranks that took turns on one device: the step is taken to last as long as its slowest "
+    "rank's own computation. They show how work divides, not what a link between devices costs.",
+)
+
+_MEMORY = (
+    "Memory",
+    "is the most that any one rank held. Peak tensors are parameters, optimizer moments and workspaces alone;"
+    " peak memory is what the process or device held with everything else.",
+)
+
+_STATUS = (
+    "Status.",
+    "skipped: cannot run here, and why. invalid: it ran, but its figures break a rule of measuring. oom: out "
+    "of memory. Only cells that ended ok are in plots and comparisons.",
+)
+
+
+def notes(scenarios: Iterable[str], modelled: bool) -> list[tuple[str, str]]:
+    """(term, explanation) for what the report at hand shows."""
+    scenarios = list(scenarios)
+    chosen = [*_ALWAYS, *(_BY_SCENARIO[s] for s in _BY_SCENARIO if s in scenarios)]
+    return [*chosen, *([_MODELLED] if modelled else []), _MEMORY, _STATUS]

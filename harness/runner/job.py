@@ -1,0 +1,246 @@
+"""A cell inside its worker process: the scene, the strategy, and what is measured on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+
+from cuda_src.conventions import CONVENTIONS
+from cuda_src.operators import KernelSet
+from harness.errors import UserError
+from harness.measure.clock import StageClock
+from harness.records.schema import METRICS, Measurement, RecordImage, SceneFacts, WorkerResult
+from harness.runner.ranks import Ranks
+from harness.scenes.load import load_scene
+from harness.scenes.points import PointSource
+from harness.scenes.scene import Scene
+from harness.suite.cell import Cell
+from strategies.base import Context, GaussianSource, Rect, Strategy, World
+from strategies.distribution.communicator import Communicator
+from strategies.registry import strategy as strategy_info
+from strategies.training.config import Training
+
+SAMPLE_COLUMNS = pa.schema(
+    [
+        ("series", pa.string()),
+        ("pass", pa.int64()),
+        ("index", pa.int64()),
+        ("warmup", pa.bool_()),
+        ("images_seen", pa.int64()),
+        ("stage", pa.string()),
+        ("place", pa.int64()),
+        ("peer", pa.int64()),
+        ("metric", pa.string()),
+        ("value", pa.float64()),
+        ("unit", pa.string()),
+    ]
+)
+
+
+@dataclass
+class Job:
+    """One repeat of one cell, in this process. Only rank 0 writes files."""
+
+    folder: Path
+    cell: Cell
+    ranks: Ranks
+    device: torch.device
+    kernels: KernelSet
+    clock: StageClock
+    prepared: Path | None = None
+    invalid: str | None = None
+    """Set to the reason when what was measured must not be used."""
+    facts: SceneFacts | None = None
+    measurements: list[Measurement] = field(default_factory=list)
+    images: list[RecordImage] = field(default_factory=list)
+    _samples: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, folder: Path, comm: Communicator) -> Job:
+        """Read cell.json and set this rank up as the cell says."""
+        described = json.loads((folder / "cell.json").read_text())
+        cell = Cell.model_validate(described["cell"])
+        torch.set_num_threads(cell.threads)
+        device = comm.device
+        training = cell.training
+        kernels = KernelSet(
+            backend=cell.kernels,
+            device=device,
+            convention=CONVENTIONS[training.convention],
+            footprint=training.footprint,
+            precision=cell.precision,
+            t_stop=training.t_stop,
+            threads=cell.threads,
+        )
+        prepared = Path(described["prepared"]) if described.get("prepared") else None
+        return cls(folder, cell, Ranks(comm), device, kernels, StageClock(device, comm.now), prepared)
+
+    @property
+    def leads(self) -> bool:
+        return self.ranks.rank == 0
+
+    def scene(self, from_points: bool) -> tuple[Scene, GaussianSource]:
+        """The cell's scene and the Gaussians it starts from: its points, or its ready (or prepared) Gaussians."""
+        self.phase("loading the scene")
+        scene = load_scene(self.cell.scene, self.cell.size, self.device)
+        source: GaussianSource | None
+        if self.prepared is not None:
+            from harness.scenes.ply import read_gaussians
+
+            source = read_gaussians(self.prepared / "gaussians.ply")
+        elif from_points and self.cell.scene.model is None:
+            source = PointSource(scene.points) if scene.points is not None else None
+        else:
+            source = scene.gaussians or (PointSource(scene.points) if scene.points is not None else None)
+        if source is None:
+            raise UserError(f"scene {scene.name}: expected initial points or a Gaussian model, found neither")
+        if scene.images is None or not scene.train_views:
+            raise UserError(f"scene {scene.name}: expected at least two views with images, found {len(scene.cameras)}")
+        self.facts = SceneFacts(
+            name=scene.name,
+            gaussians=source.count,
+            views=len(scene.train_views),
+            test_views=len(scene.test_views),
+            width=scene.cameras[0].width,
+            height=scene.cameras[0].height,
+            workload_hash=scene.content_hash,
+            credit=scene.credit,
+            synthetic_stand_in=self.cell.device == "cpu" and self.cell.scene.city is not None,
+        )
+        return scene, source
+
+    def strategy(self, scene: Scene, source: GaussianSource, training: Training) -> Strategy:
+        """The cell's strategy, set up with its share of the Gaussians."""
+        assert scene.images is not None
+        info = strategy_info(self.cell.strategy)
+        self.phase("setting up the strategy")
+        strategy: Strategy = info.load()()
+        world = World(self.ranks.rank, self.ranks.ranks, (self.device,), self.cell.ranks)
+        context = Context(
+            world=world,
+            comm=self.ranks.comm,
+            kernels=self.kernels,
+            clock=self.clock,
+            training=training,
+            cameras=scene.cameras,
+            batch=self.cell.batch,
+            seed=self.cell.seed,
+            bounds=source.bounds,
+            extent=scene.extent,
+        )
+        strategy.setup(context, source, scene.images, info.options.model_validate(self.cell.options))
+        return strategy
+
+    def read_images(self, scene: Scene, views: tuple[int, ...]) -> None:
+        """Bring images into the source's cache, so that no clock sees a decoder or the ray caster."""
+        assert scene.images is not None
+        self.phase("reading images")
+        for view in views:
+            scene.images.region(view, Rect.whole(scene.cameras[view]), self.device)
+
+    def phase(self, text: str) -> None:
+        self._event({"event": "phase", "text": text})
+
+    def progress(self, done: int, total: int, unit: str, views_per_second: float, loss: float | None) -> None:
+        self._event(
+            {
+                "event": "step",
+                "done": done,
+                "total": total,
+                "unit": unit,
+                "views_per_second": views_per_second,
+                "loss": loss,
+            }
+        )
+
+    def sample(self, series: str, metric: str, value: float, **keys: Any) -> None:
+        """Keep one raw value; keys are those of SAMPLE_COLUMNS."""
+        row = {"series": series, "metric": metric, "value": value, "unit": METRICS[metric][0], "warmup": False}
+        self._samples.append(row | keys)
+
+    def measure(self, metric: str, value: float, statistic: str = "median", **keys: Any) -> None:
+        self.measurements.append(Measurement.of(metric, value, statistic, **keys))
+
+    def seconds(self, metric: str, value: float, statistic: str = "median", **keys: Any) -> None:
+        """A time or rate; marked as modelled where the ranks ran one after another."""
+        source = "modelled" if self.ranks.modelled else "measured"
+        self.measure(metric, value, statistic, source=source, **keys)
+
+    def memory(self, strategy: Strategy) -> None:
+        """Peak tensor bytes of every place, and peak memory of every process."""
+        for place, held in enumerate(self.ranks.each(float(strategy.tensor_bytes))):
+            self.measure("peak_tensor_bytes", held, "max", place=place)
+        if self.device.type == "cuda":
+            peak = float(torch.cuda.max_memory_allocated(self.device))
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+        if self.ranks.modelled:  # One process holds all places.
+            self.measure("peak_memory_bytes", peak, "max")
+            return
+        for place, of_place in enumerate(self.ranks.each(peak)):
+            self.measure("peak_memory_bytes", of_place, "max", place=place)
+
+    def traffic(self, steps: int) -> None:
+        """The ledger's bytes and the exchange's seconds a step, since the communicator was last cleared."""
+        comm = self.ranks.comm
+        for metric, tables in (("payload_bytes", comm.ledger.payload), ("metadata_bytes", comm.ledger.metadata)):
+            for stage, table in tables.items():
+                matrix = self.ranks.by_rank(table).sum(dim=0)
+                for place, peer in matrix.nonzero().tolist():
+                    value = float(matrix[place, peer]) / steps
+                    self.measure(metric, value, "mean", stage=stage, place=place, peer=peer)
+        for metric, by_stage in (("exposed_seconds", comm.exposed_seconds), ("hidden_seconds", comm.hidden_seconds)):
+            for stage, value in by_stage.items():
+                self.seconds(metric, self.ranks.slowest(value) / steps, "mean", stage=stage)
+        self.measure("collectives", sum(comm.ledger.calls.values()) / steps, "mean")
+
+    def save_image(self, pixels: torch.Tensor, name: str, **facts: Any) -> None:
+        """Keep an [H, W, 3] image in [0, 1] or uint8 beside the record."""
+        if pixels.dtype != torch.uint8:
+            pixels = (pixels.clamp(0, 1) * 255.0 + 0.5).to(torch.uint8)
+        file = Path("images") / f"{name}.png"
+        (self.folder / "images").mkdir(exist_ok=True)
+        Image.fromarray(np.ascontiguousarray(pixels.cpu().numpy())).save(self.folder / file)
+        self.images.append(RecordImage(file=file.as_posix(), **facts))
+
+    def finish(self) -> None:
+        """Write samples, then the result, then the marker that the runner trusts."""
+        table = pa.Table.from_pylist(self._samples, schema=SAMPLE_COLUMNS)
+        pq.write_table(table, self.folder / "samples.parquet")
+        result = WorkerResult(
+            status="invalid" if self.invalid else "ok",
+            reason=self.invalid,
+            engine=self.cell.engine,
+            kernels=self.cell.kernels,
+            scene=self.facts,
+            measurements=self.measurements,
+            images=self.images,
+            environment={"torch_threads": torch.get_num_threads()},
+        )
+        write_result(self.folder, result)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if self.leads:
+            with (self.folder / "progress.jsonl").open("a") as file:
+                file.write(json.dumps(event) + "\n")
+
+
+def write_result(folder: Path, result: WorkerResult) -> None:
+    """result.json whole or not at all, then `done`."""
+    temporary = folder / "result.json.part"
+    with temporary.open("w") as file:
+        file.write(result.model_dump_json(indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / "result.json")
+    (folder / "done").touch()

@@ -1,0 +1,132 @@
+"""Any scene, repeated over a grid: more Gaussians and views of the same kind."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from cuda_src.camera import Camera
+from cuda_src.layout import MEAN
+from harness.scenes.scene import PointCloud, Scene
+from strategies.base import GaussianSource, ImageSource, Rect
+
+ROBUST_PERCENTILES = (1.0, 99.0)
+"""A scene's size leaves out stray points: between these percentiles of each coordinate."""
+_SAMPLE = 100_000
+"""Gaussians looked at for the size, evenly spread over the ids."""
+
+
+class TiledGaussians:
+    """GaussianSource of several copies of another, copy after copy: id = copy * count + id in the copy."""
+
+    def __init__(self, source: GaussianSource, offsets: np.ndarray):
+        """offsets: [C, 3] float32, added to the means of each copy."""
+        self._source = source
+        self._offsets = torch.from_numpy(offsets)
+
+    @property
+    def count(self) -> int:
+        return self._source.count * len(self._offsets)
+
+    @property
+    def bounds(self) -> np.ndarray:
+        """[2, 3] float32."""
+        low, high = self._source.bounds
+        offsets = self._offsets.numpy()
+        return np.stack([low + offsets.min(axis=0), high + offsets.max(axis=0)])
+
+    def positions(self, lo: int, hi: int) -> torch.Tensor:
+        """Means of ids lo:hi, [hi - lo, 3] float32 on the CPU."""
+        out = torch.empty(hi - lo, 3)
+        size = self._source.count
+        at = lo
+        while at < hi:
+            copy, start = divmod(at, size)
+            stop = min(size, start + hi - at)
+            out[at - lo : at - lo + stop - start] = self._source.positions(start, stop) + self._offsets[copy]
+            at += stop - start
+        return out
+
+    def read(self, indices: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Parameters of those ids, [n, 59] float32 on the device."""
+        copy = torch.div(indices, self._source.count, rounding_mode="floor")
+        rows = self._source.read(indices - copy * self._source.count, device)
+        rows[:, MEAN] += self._offsets.to(device)[copy.to(device)]
+        return rows
+
+
+class TiledImages:
+    """ImageSource of several copies of a scene: each copy's cameras see the scene's own photographs."""
+
+    def __init__(self, source: ImageSource, views: int):
+        self._source = source
+        self._views = views
+
+    def region(self, view: int, rect: Rect, device: torch.device) -> torch.Tensor:
+        """Those pixels of the photograph that the view is a copy of, [h, w, 3] uint8."""
+        return self._source.region(view % self._views, rect, device)
+
+    def mask(self, view: int, rect: Rect, device: torch.device) -> torch.Tensor | None:
+        """Those pixels of its mask, [h, w] uint8, or None."""
+        return self._source.mask(view % self._views, rect, device)
+
+
+def tiled(scene: Scene, repeats: tuple[int, int]) -> Scene:
+    """The scene repeated a x b times along its two horizontal axes, copies a robust size apart.
+
+    The horizontal axes are the two along which the scene extends furthest. Points, Gaussians and cameras move;
+    images are shared. The extent, which scales steps, stays that of one copy. (1, 1) is the scene itself.
+    """
+    if repeats == (1, 1):
+        return scene
+    offsets = _offsets(scene, repeats)
+    cameras = tuple(_moved(camera, offset) for offset in offsets for camera in scene.cameras)
+    names = tuple(f"{copy}/{name}" for copy in range(len(offsets)) for name in scene.view_names)
+    points = scene.points
+    if points is not None:
+        places = points.positions[None] + offsets[:, None]
+        points = PointCloud(places.reshape(-1, 3), np.tile(points.colours, (len(offsets), 1)))
+    digest = hashlib.sha256(f"{scene.content_hash} tiled {repeats[0]} x {repeats[1]}".encode()).hexdigest()
+    return replace(
+        scene,
+        name=f"{scene.name}, tiled {repeats[0]} x {repeats[1]}",
+        cameras=cameras,
+        view_names=names,
+        images=None if scene.images is None else TiledImages(scene.images, len(scene.cameras)),
+        points=points,
+        gaussians=None if scene.gaussians is None else TiledGaussians(scene.gaussians, offsets),
+        content_hash=digest,
+        facts=scene.facts | {"tile": list(repeats), "tile_offset": [float(v) for v in offsets[-1]]},
+    )
+
+
+def _offsets(scene: Scene, repeats: tuple[int, int]) -> np.ndarray:
+    """Where the copies lie, [a * b, 3] float32; the first stays in place."""
+    low, high = np.percentile(_places(scene), ROBUST_PERCENTILES, axis=0)
+    size = high - low
+    first, second = sorted(np.argsort(size)[-2:])
+    offsets = np.zeros((*repeats, 3), dtype=np.float32)
+    offsets[..., first] = size[first] * np.arange(repeats[0])[:, None]
+    offsets[..., second] = size[second] * np.arange(repeats[1])[None, :]
+    return offsets.reshape(-1, 3)
+
+
+def _places(scene: Scene) -> np.ndarray:
+    """Positions that stand for the scene's size, [n, 3]: of its Gaussians, else its points, else its cameras."""
+    if scene.gaussians is not None:
+        count = scene.gaussians.count
+        ids = torch.arange(0, count, max(1, count // _SAMPLE), dtype=torch.int64)
+        return scene.gaussians.read(ids, torch.device("cpu"))[:, MEAN].numpy()
+    if scene.points is not None:
+        return scene.points.positions
+    return np.stack([camera.centre for camera in scene.cameras])
+
+
+def _moved(camera: Camera, offset: np.ndarray) -> Camera:
+    """The camera carried along by the offset."""
+    matrix = camera.world_to_camera.copy()
+    matrix[:3, 3] -= matrix[:3, :3] @ offset
+    return replace(camera, world_to_camera=matrix)

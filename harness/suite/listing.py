@@ -1,0 +1,150 @@
+"""What `plan` and `list` print."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from harness.errors import UserError
+from harness.records.schema import METRICS
+from harness.suite import validation
+from harness.suite.cell import Cell
+from harness.suite.plan import Plan, Planned
+from harness.suite.settings import short_text
+from strategies.registry import strategies
+
+_HEADLINE = ("scenario", "strategy", "ranks", "scene", "size", "kernels")
+"""Keys worth a word even where all cells agree."""
+
+SCENARIOS = {
+    "train": "train on the scene's images; loss, held-out quality and images over time",
+    "throughput": "repeat passes over a fixed list of views with ready Gaussians; views per second and stages",
+    "kernels": "time every operator and a whole step on one place",
+}
+
+
+def plan_table(plan: Plan) -> Iterator[RenderableType]:
+    """The plan for people: what all cells share, a table of what tells them apart, and a line of counts."""
+    rows = [_shown(planned.cell) for planned in plan.cells]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    varying = [key for key in keys if len({row.get(key, "") for row in rows}) > 1]
+    shared = ", ".join(f"{key} {rows[0][key]}" for key in _HEADLINE if key not in varying)
+    yield Text(f"{plan.suite} on {plan.device}: {shared}")
+    table = Table("cell", *(key.rpartition(".")[2] for key in varying), "memory a rank", "here")
+    for planned, row in zip(plan.cells, rows, strict=True):
+        here = Text(here_text(planned), style="yellow" if planned.skip else "green")
+        values = [Text(row.get(key, "")) for key in varying]
+        table.add_row(planned.cell_id, *values, memory_text(planned.predicted_bytes), here)
+    yield table
+    runnable = [planned for planned in plan.cells if planned.skip is None and not planned.preparation]
+    preparations = sum(planned.preparation for planned in plan.cells)
+    prepared = f", after {preparations} to prepare" if preparations else ""
+    repeats = sum(planned.cell.repeats for planned in runnable)
+    yield Text(
+        f"{len(plan.cells) - preparations} cells, of which {len(runnable)} run here, {repeats} with repeats{prepared}"
+    )
+
+
+def _shown(cell: Cell) -> dict[str, str]:
+    """A cell's keys as columns show them."""
+    data = cell.model_dump(mode="json", by_alias=True, exclude={"suite", "scene", "stop", "timeout", "options"})
+    training = data.pop("training")
+    shown = {"name": cell.name or "", "scenario": cell.scenario, "strategy": cell.strategy}
+    shown |= {f"options.{key}": short_text(value) for key, value in cell.options.items()}
+    shown |= {key: "" if value is None else short_text(value) for key, value in data.items()}
+    shown |= {"scene": scene_text(cell), "size": "as it is" if cell.size is None else short_text(cell.size)}
+    shown |= {f"scene.{key}": short_text(value) for key, value in cell.scene.model_dump(mode="json").items()}
+    for key in ("city", "path", "gaussians", "points", "tile"):
+        del shown[f"scene.{key}"]
+    return shown | {f"training.{key}": short_text(value) for key, value in training.items()}
+
+
+def here_text(planned: Planned) -> str:
+    """Whether the cell runs here."""
+    if planned.skip:
+        return f"skipped: {planned.skip}"
+    return "prepares" if planned.preparation else "runs"
+
+
+def scene_text(cell: Cell) -> str:
+    """City or folder, and how many Gaussians or points of it were asked for."""
+    scene = cell.scene
+    name = scene.city or os.path.basename(scene.path or "")
+    count = scene.points if cell.scenario == "train" and scene.city else scene.gaussians
+    return name + (f" {count:,}" if count else "") + (f" tile {short_text(scene.tile)}" if scene.tile != (1, 1) else "")
+
+
+def memory_text(count: int | None) -> str:
+    """Bytes for people, in powers of 1024."""
+    if count is None:
+        return "unknown"
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.3g} {units[0]}"
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan for programs."""
+    return {
+        "suite": plan.suite,
+        "file": str(plan.file),
+        "device": plan.device,
+        "cells": [
+            {
+                "cell_id": planned.cell_id,
+                "preparation": planned.preparation,
+                "predicted_bytes": planned.predicted_bytes,
+                "skip": planned.skip,
+                "cell": planned.cell.model_dump(mode="json", by_alias=True),
+            }
+            for planned in plan.cells
+        ],
+    }
+
+
+def known_things(kind: str) -> Table:
+    """Strategies, scenarios, presets or metrics."""
+    if kind == "strategies":
+        table = Table("strategy", "what", "engines", "exact")
+        for info in strategies().values():
+            table.add_row(info.name, info.summary, ", ".join(info.engines), info.exact_when)
+    elif kind == "scenarios":
+        table = Table("scenario", "what")
+        for name in get_args(Cell.model_fields["scenario"].annotation):
+            table.add_row(name, SCENARIOS[name])
+    elif kind == "presets":
+        from harness.scenes.presets import PRESETS
+
+        table = Table("preset", "cameras", "Gaussians", "points", "views", "size")
+        for name, preset in PRESETS.items():
+            points = "none" if preset.points is None else f"{preset.points:,}"
+            table.add_row(
+                name, preset.path, f"{preset.gaussians:,}", points, str(preset.views), short_text(preset.size)
+            )
+    else:
+        table = Table("metric", "unit", "meaning")
+        for name, (unit, meaning) in METRICS.items():
+            table.add_row(name, unit, meaning)
+    return table
+
+
+def strategy_options(name: str) -> Table:
+    """A strategy's options with types and defaults. Raises UserError for an unknown strategy."""
+    known = strategies()
+    if name not in known:
+        raise UserError(f"list options: NAME has the value {name!r}{validation.nearest(name, known)}")
+    table = Table("option", "type", "default", title=name, title_justify="left")
+    for field_name, field in known[name].options.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        kind = getattr(field.annotation, "__name__", None) or str(field.annotation).replace("typing.", "")
+        if get_args(field.annotation) and str(field.annotation).startswith("typing.Literal"):
+            kind = " | ".join(str(value) for value in get_args(field.annotation))
+        table.add_row(field.alias or field_name, Text(kind), Text(short_text(default)))
+    return table

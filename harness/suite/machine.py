@@ -1,0 +1,69 @@
+"""What this machine can compute on, asked without torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """gpus: visible to CUDA. cpus: cores this process may use. compiled: the CUDA kernels are part of this version.
+    nvcc: a CUDA compiler was found."""
+
+    gpus: int
+    cpus: int
+    compiled: bool
+    nvcc: bool
+
+
+def this_machine() -> Machine:
+    """What is here now."""
+    return Machine(gpu_count(), _cpu_count(), _has_compiled_kernels(), _has_nvcc())
+
+
+def gpu_count() -> int:
+    """GPUs that a working driver shows and CUDA_VISIBLE_DEVICES leaves visible; 0 without a driver.
+
+    NVML ignores CUDA_VISIBLE_DEVICES, so that it is applied here.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0
+    try:
+        count = int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError:
+        return 0
+    finally:
+        pynvml.nvmlShutdown()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return count if visible is None else min(count, _listed(visible))
+
+
+def _listed(visible: str) -> int:
+    """How many devices the variable lists; as CUDA does, the list ends at the first negative number."""
+    devices = 0
+    for device in visible.split(","):
+        if not device.strip() or device.strip().startswith("-"):
+            break
+        devices += 1
+    return devices
+
+
+def _cpu_count() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _has_compiled_kernels() -> bool:
+    return importlib.util.find_spec("cuda_src.compiled") is not None
+
+
+def _has_nvcc() -> bool:
+    home = os.environ.get("CUDA_HOME")
+    return bool(home and (Path(home) / "bin" / "nvcc").is_file()) or shutil.which("nvcc") is not None

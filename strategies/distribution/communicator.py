@@ -1,0 +1,174 @@
+"""How ranks talk: a few collectives on rows of tensors, every one of them in the ledger."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from cuda_src.workspace import Workspace
+from strategies.distribution.ledger import Ledger
+
+
+@dataclass
+class Transfer:
+    """What an engine hands back for a started exchange.
+
+    finish: waits and returns the received rows. finished_at: the time it arrived, where the engine knows.
+    """
+
+    finish: Callable[[], torch.Tensor]
+    finished_at: Callable[[], float | None] = lambda: None
+
+
+class Pending:
+    """An exchange under way; `wait` returns what was received, once."""
+
+    def __init__(self, comm: Communicator, stage: str, transfer: Transfer):
+        self._comm, self._stage, self._transfer = comm, stage, transfer
+        self._started = comm.now()
+
+    def wait(self) -> torch.Tensor:
+        """The received rows, packed by source. Time spent here is exposed; what passed before it was hidden."""
+        asked = self._comm.now()
+        received = self._transfer.finish()
+        done = self._comm.now()
+        arrived = self._transfer.finished_at() or done
+        self._comm.spent(self._stage, exposed=done - asked, hidden=max(0.0, min(arrived, asked) - self._started))
+        return received
+
+
+class Communicator(ABC):
+    """One rank's end. All methods are collective and called in the same order on all ranks.
+
+    Engines implement the three underscored methods. No objects are sent (that would unpickle), only tensors.
+    """
+
+    engine: str
+
+    def __init__(self, rank: int, ranks: int, device: torch.device):
+        self.rank, self.ranks, self.device = rank, ranks, device
+        self.ledger = Ledger(ranks)
+        self.exposed_seconds: dict[str, float] = {}
+        self.hidden_seconds: dict[str, float] = {}
+        self._windows = Workspace(device)
+
+    def exchange(
+        self,
+        stage: str,
+        send: torch.Tensor,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+        metadata: bool = False,
+        padding: int = 0,
+    ) -> Pending:
+        """Send rows [sum(send_counts), ...], packed by destination; receive rows packed by source.
+
+        metadata: all of it counts as such. padding: so many trailing values of each row do. ValueError when the
+        counts do not describe the rows.
+        """
+        if send.shape[0] != sum(send_counts) or len(send_counts) != self.ranks or len(receive_counts) != self.ranks:
+            raise ValueError(
+                f"{stage}: rank {self.rank} has {send.shape[0]} rows for {self.ranks} ranks, "
+                f"send counts {list(send_counts)}, receive counts {list(receive_counts)}"
+            )
+        row = send[:1].numel() * send.element_size() if len(send) else 0
+        padded = padding * send.element_size()
+        self.ledger.add(stage, self.rank, [n * (row - padded) for n in send_counts], metadata)
+        if padding:
+            self.ledger.add_padding(stage, self.rank, [n * padded for n in send_counts])
+        transfer = self._exchange(stage, send.contiguous(), list(send_counts), list(receive_counts))
+        return Pending(self, stage, transfer)
+
+    def counts(self, stage: str, send: torch.Tensor) -> Pending:
+        """Each rank learns what the others will send it: send [ranks, k] int64; received [ranks, k], by source."""
+        ones = [1] * self.ranks
+        return self.exchange(stage, send.to(torch.int64), ones, ones, metadata=True)
+
+    def neighbours(
+        self, stage: str, send: Mapping[int, torch.Tensor], receive: Mapping[int, int], like: torch.Tensor
+    ) -> dict[int, torch.Tensor]:
+        """Rows to and from some ranks only: send by destination, row counts expected by source.
+
+        like: a tensor whose trailing shape, dtype and device the rows have.
+        """
+        empty = like.new_empty((0, *like.shape[1:]))
+        rows = torch.cat([send.get(d, empty) for d in range(self.ranks)])
+        send_counts = [len(send[d]) if d in send else 0 for d in range(self.ranks)]
+        receive_counts = [receive.get(s, 0) for s in range(self.ranks)]
+        received = self.exchange(stage, rows, send_counts, receive_counts).wait()
+        return {s: part for s, part in enumerate(received.split(receive_counts)) if s in receive}
+
+    def gather(self, stage: str, rows: torch.Tensor, metadata: bool = True) -> list[torch.Tensor]:
+        """Every rank's rows [n, ...] on all ranks; n may differ between ranks."""
+        many = torch.tensor([[len(rows)]], dtype=torch.int64).expand(self.ranks, 1)
+        lengths = [int(n) for n in self.counts(stage, many).wait()[:, 0]]
+        copies = rows.expand(self.ranks, *rows.shape).reshape(-1, *rows.shape[1:])
+        received = self.exchange(stage, copies, [len(rows)] * self.ranks, lengths, metadata).wait()
+        return list(received.split(lengths))
+
+    def reduce(self, stage: str, values: torch.Tensor, metadata: bool = True) -> torch.Tensor:
+        """The sum over ranks, added in rank order so that it has the same bits on every rank and engine."""
+        parts = self.gather(stage, values[None], metadata)
+        total = parts[0][0].clone()
+        for part in parts[1:]:
+            total += part[0]
+        return total
+
+    def window(self, name: str, size: int) -> torch.Tensor:
+        """That many bytes, [size] uint8, that the engine can send from and receive into; kept between calls."""
+        return self._windows.take(name, (size,), torch.uint8)
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it; not in the ledger."""
+        self._barrier()
+
+    def now(self) -> float:
+        """Seconds on this rank's clock; an engine that models time has its own."""
+        return perf_counter()
+
+    def spent(self, stage: str, exposed: float, hidden: float) -> None:
+        self.exposed_seconds[stage] = self.exposed_seconds.get(stage, 0.0) + exposed
+        self.hidden_seconds[stage] = self.hidden_seconds.get(stage, 0.0) + hidden
+
+    def clear(self) -> None:
+        """Start a new window of the ledger and of exposed and hidden seconds."""
+        self.ledger.clear()
+        self.exposed_seconds, self.hidden_seconds = {}, {}
+
+    @contextmanager
+    def off_the_record(self) -> Iterator[None]:
+        """Inside, collectives leave no trace in the ledger or the seconds: for the harness's own questions."""
+        kept = self.ledger, self.exposed_seconds, self.hidden_seconds
+        self.ledger, self.exposed_seconds, self.hidden_seconds = Ledger(self.ranks), {}, {}
+        try:
+            yield
+        finally:
+            self.ledger, self.exposed_seconds, self.hidden_seconds = kept
+
+    @abstractmethod
+    def _exchange(
+        self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]
+    ) -> Transfer: ...
+
+    @abstractmethod
+    def _barrier(self) -> None: ...
+
+
+class LocalCommunicator(Communicator):
+    """One rank alone: what it sends it receives."""
+
+    engine = "local"
+
+    def __init__(self, device: torch.device | str = "cpu"):
+        super().__init__(0, 1, torch.device(device))
+
+    def _exchange(self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]) -> Transfer:
+        return Transfer(lambda: send)
+
+    def _barrier(self) -> None:
+        return

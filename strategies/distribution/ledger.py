@@ -1,0 +1,48 @@
+"""The ledger: bytes a stage, source and destination, counted where an exchange is called. It is the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+class Ledger:
+    """Payload and metadata bytes by stage, [places, places] int64 each: row source, column destination.
+
+    A rank enters what it sends, its own records (the diagonal) included; totals and wire comparisons leave the
+    diagonal out. Padding, counts and ids are metadata. `calls` counts collectives by stage.
+    """
+
+    def __init__(self, places: int):
+        self.places = places
+        self.payload: dict[str, torch.Tensor] = {}
+        self.metadata: dict[str, torch.Tensor] = {}
+        self.calls: dict[str, int] = {}
+
+    def add(self, stage: str, source: int, bytes_to: Sequence[int], metadata: bool = False) -> None:
+        """One collective of `source`: bytes_to[d] bytes for each destination d."""
+        self._enter(self.metadata if metadata else self.payload, stage, source, bytes_to)
+        self.calls[stage] = self.calls.get(stage, 0) + 1
+
+    def add_padding(self, stage: str, source: int, bytes_to: Sequence[int]) -> None:
+        """Padding that travelled inside a collective already entered."""
+        self._enter(self.metadata, stage, source, bytes_to)
+
+    def wire_bytes(self, stage: str | None = None) -> int:
+        """Payload and metadata of a stage (or all) that leave their place: the diagonal left out."""
+        total = 0
+        for table in (self.payload, self.metadata):
+            for name, matrix in table.items():
+                if stage in (None, name):
+                    total += int(matrix.sum() - matrix.diagonal().sum())
+        return total
+
+    def _enter(self, table: dict[str, torch.Tensor], stage: str, source: int, bytes_to: Sequence[int]) -> None:
+        if stage not in table:
+            table[stage] = torch.zeros((self.places, self.places), dtype=torch.int64)
+        table[stage][source] += torch.tensor(list(bytes_to), dtype=torch.int64)
+
+    def clear(self) -> None:
+        """Forget everything: a new window begins."""
+        self.payload, self.metadata, self.calls = {}, {}, {}

@@ -1,0 +1,35 @@
+"""Schedules of the training mathematics, all functions of the images the job has seen."""
+
+from __future__ import annotations
+
+import torch
+
+from cuda_src import layout
+from strategies.training.config import Training
+
+
+def sh_degree(training: Training, images_seen: int) -> int:
+    """Active degree of the spherical harmonics: grows by one every `sh_every` images (Kerbl et al. 2023)."""
+    if training.sh_every == 0:
+        return training.sh_degree
+    return min(training.sh_degree, images_seen // training.sh_every)
+
+
+def mean_rate(training: Training, extent: float, images_seen: int) -> float:
+    """Learning rate of the means: exponential from the first to the final rate, times the scene's extent."""
+    share = min(1.0, images_seen / training.rate_images)
+    if training.mean_rate == 0 or training.mean_rate_final == 0:
+        return extent * training.mean_rate * (1 - share)
+    return extent * training.mean_rate ** (1 - share) * training.mean_rate_final**share
+
+
+def column_rates(training: Training, extent: float, images_seen: int) -> torch.Tensor:
+    """Learning rate of each parameter column at batch 1, [59] float64 on the CPU."""
+    rates = torch.zeros(layout.PARAMETERS, dtype=torch.float64)
+    rates[layout.MEAN] = mean_rate(training, extent, images_seen)
+    rates[layout.LOG_SCALE] = training.log_scale_rate
+    rates[layout.QUATERNION] = training.quaternion_rate
+    rates[layout.OPACITY_LOGIT] = training.opacity_rate
+    rates[layout.SH_DC] = training.sh_dc_rate
+    rates[layout.SH_REST] = training.sh_rest_rate
+    return rates * training.rate_scale

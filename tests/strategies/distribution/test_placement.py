@@ -1,0 +1,169 @@
+"""Ownership, regions, halos and migration: nothing is lost, nothing is counted twice."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cuda_src import layout
+from cuda_src.camera import Camera
+from strategies.distribution.communicator import Communicator
+from strategies.distribution.halo import SSIM_HALO, dilate, fill_halo
+from strategies.distribution.migration import migrate
+from strategies.distribution.ownership import dealt_owners, kdtree_ids, morton_codes, owned_ids
+from strategies.distribution.regions import cut_regions
+from strategies.distribution.virtual import VirtualWorld
+from strategies.gaussians import Gaussians
+
+OWNERSHIPS = ["morton_blocks", "contiguous", "random", "kdtree"]
+
+
+def camera(width: int, height: int) -> Camera:
+    return Camera(width, height, 50.0, 50.0, width / 2, height / 2, np.eye(4))
+
+
+@pytest.mark.parametrize("ownership", OWNERSHIPS)
+@pytest.mark.parametrize("count", [0, 1, 5, 5000])
+@pytest.mark.parametrize("ranks", [1, 3, 7])
+def test_every_gaussian_has_one_owner(make_scene, ownership, count, ranks):
+    source = make_scene(count=count, views=1).source
+    parts = [owned_ids(ownership, source, r, ranks, seed=1) for r in range(ranks)]
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(count))
+    if count > 1000 and ownership != "random":
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1024
+
+
+def test_morton_blocks_spread_neighbours_over_ranks(make_scene):
+    source = make_scene(count=8192, views=1).source
+    near = source.parameters[:, layout.MEAN].norm(dim=1) < 0.5
+    shares = [near[owned_ids("morton_blocks", source, r, 2, 0)].sum() / near.sum() for r in range(2)]
+    assert max(shares) < 0.75
+
+
+def test_morton_codes_keep_the_order_along_each_axis():
+    bounds = np.array([[0, 0, 0], [1, 1, 1]], np.float32)
+    for axis in range(3):
+        points = torch.zeros(64, 3)
+        points[:, axis] = torch.linspace(0, 1, 64)
+        codes = morton_codes(points, bounds)
+        assert (codes[1:] > codes[:-1]).all()
+    flat = np.array([[0, 0, 0], [1, 0, 1]], np.float32)
+    assert morton_codes(torch.zeros(2, 3), flat).tolist() == [0, 0]
+
+
+def test_kdtree_leaves_are_boxes_of_equal_count():
+    points = torch.rand(1000, 3) * torch.tensor([10.0, 1.0, 1.0])
+    leaves = kdtree_ids(points, 4)
+    assert [len(rows) for rows in leaves] == [250] * 4
+    ranges = [(points[rows, 0].min(), points[rows, 0].max()) for rows in leaves]
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), min_size=1, max_size=4),
+    ranks=st.integers(1, 9),
+    unit=st.sampled_from(["block", "row", "image"]),
+    seed=st.integers(0, 99),
+)
+def test_regions_partition_every_image_at_unit_borders(sizes, ranks, unit, seed):
+    cameras = [camera(*s) for s in sizes]
+    generator = torch.Generator().manual_seed(seed)
+    costs = [torch.rand(c.tiles, generator=generator) * (seed % 3) for c in cameras]
+    regions = cut_regions(cameras, costs, ranks, unit)
+    for view, cam in enumerate(cameras):
+        parts = [regions.of(r, view) for r in range(ranks)]
+        assert torch.equal(torch.cat(parts), torch.arange(cam.tiles, dtype=torch.int32))
+        owner = regions.owner(view)
+        for rank, tiles in enumerate(parts):
+            assert (owner[tiles.long()] == rank).all()
+            if unit != "block" and len(tiles):
+                step = cam.tiles_x if unit == "row" else cam.tiles
+                assert int(tiles[0]) % step == 0
+                assert len(tiles) % step == 0
+        assert regions.pixel_owner(view).shape == (cam.height, cam.width)
+
+
+def test_a_cut_balances_cost_not_area():
+    cam = camera(160, 160)
+    cost = torch.ones(cam.tiles)
+    cost[:10] = 90.0
+    regions = cut_regions([cam], [cost], 2, "block")
+    shares = [cost[regions.of(r, 0).long()].sum() for r in range(2)]
+    assert max(shares) / sum(shares) < 0.55
+    assert len(regions.of(0, 0)) < 10
+
+
+def test_dilation_is_a_square_that_stops_at_the_image():
+    mask = torch.zeros(30, 40, dtype=torch.bool)
+    mask[0, 20] = True
+    grown = dilate(mask, SSIM_HALO)
+    rows, columns = grown.nonzero().T
+    assert (rows.max(), columns.min(), columns.max()) == (10, 10, 30)
+    assert grown.sum() == 11 * 21
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_halo_brings_in_every_pixel_within_reach_and_no_other(ranks):
+    cameras = [camera(70, 50), camera(33, 40)]
+    truth = [torch.rand(c.height, c.width, 3) for c in cameras]
+    regions = cut_regions(cameras, [torch.rand(c.tiles) for c in cameras], ranks, "block")
+
+    def main(comm: Communicator):
+        mine = [regions.pixel_owner(v) == comm.rank for v in range(2)]
+        images = [torch.where(m[..., None], t, torch.nan) for m, t in zip(mine, truth, strict=True)]
+        fill_halo(comm, "exchange_loss", regions, images)
+        for image, own, whole in zip(images, mine, truth, strict=True):
+            near = dilate(own, SSIM_HALO)
+            assert torch.equal(image[near], whole[near])
+            assert image[~near].isnan().all()
+        return comm.ledger.payload["exchange_loss"], [int(i.isfinite().sum()) for i in images], mine
+
+    for rank, (payload, _, _) in enumerate(VirtualWorld(ranks).run(main)):
+        assert payload[rank, rank] == 0
+
+
+def table(ids: torch.Tensor) -> Gaussians:
+    """Rows that can be recognised by their id."""
+    rows = ids[:, None] + torch.arange(layout.PARAMETERS) / 100.0
+    return Gaussians(ids, rows, rows + 0.001, rows + 0.002)
+
+
+@settings(max_examples=20, deadline=None)
+@given(ranks=st.integers(1, 5), count=st.integers(0, 40), seed=st.integers(0, 99))
+def test_migration_conserves_ids_parameters_and_optimizer_state(ranks, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    before = torch.randint(0, ranks, (count,), generator=generator)
+    after = torch.randint(0, ranks, (count,), generator=generator)
+    ids = torch.arange(count)
+
+    def main(comm: Communicator):
+        mine = ids[before == comm.rank]
+        moved = migrate(comm, table(mine), after[mine])
+        expected = table(ids[after == comm.rank])
+        for name in ("ids", "parameters", "moment1", "moment2"):
+            assert torch.equal(getattr(moved, name), getattr(expected, name)), name
+        return comm.ledger.payload["migrate"].sum().item()
+
+    assert sum(VirtualWorld(ranks).run(main)) == count * 3 * layout.PARAMETERS * 4
+
+
+def test_displaced_gaussians_are_dealt_again_by_where_they_are_now(make_scene):
+    scene = make_scene(count=4096, views=1)
+    scene.source.parameters[:, layout.MEAN] = torch.rand(4096, 3)
+    bounds = np.array([[0, 0, 0], [1, 1, 1]], np.float32)
+
+    def main(comm: Communicator):
+        ids = owned_ids("contiguous", scene.source, comm.rank, comm.ranks, 0)
+        gaussians = Gaussians.from_source(scene.source, ids, comm.device, torch.float32)
+        return migrate(comm, gaussians, dealt_owners(comm, gaussians, bounds)).ids
+
+    parts = VirtualWorld(4).run(main)
+    order = torch.argsort(morton_codes(scene.source.parameters[:, layout.MEAN], bounds), stable=True)
+    for rank, ids in enumerate(parts):
+        assert torch.equal(ids, order[torch.arange(4096) // 1024 % 4 == rank].sort().values)

@@ -1,0 +1,108 @@
+"""Schedules and the batch rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cuda_src import layout
+from cuda_src.operators import KernelSet
+from cuda_src.workspace import Workspace
+from strategies.gaussians import Gaussians
+from strategies.training.config import Training
+from strategies.training.optimizer import RowAdam
+from strategies.training.schedule import column_rates, mean_rate, sh_degree
+
+
+def test_sh_degree_grows_with_images_seen_and_stops_at_the_full_degree():
+    training = Training(sh_every=10)
+    assert [sh_degree(training, n) for n in (0, 9, 10, 29, 30, 1000)] == [0, 0, 1, 2, 3, 3]
+    assert sh_degree(Training(sh_every=0), 0) == 3
+
+
+def test_mean_rate_falls_exponentially_between_its_two_ends():
+    training = Training()
+    assert mean_rate(training, 2.0, 0) == pytest.approx(3.2e-4)
+    assert mean_rate(training, 2.0, 15_000) == pytest.approx(3.2e-5)
+    assert mean_rate(training, 2.0, 10**9) == pytest.approx(3.2e-6)
+    assert mean_rate(Training(mean_rate=0.0), 2.0, 5) == 0.0
+
+
+def test_every_parameter_column_has_a_rate():
+    rates = column_rates(Training(), 1.0, 0)
+    assert rates.shape == (layout.PARAMETERS,)
+    assert (rates > 0).all()
+    assert torch.equal(column_rates(Training(rate_scale=0.5), 1.0, 0), rates * 0.5)
+
+
+def gaussians(count: int) -> Gaussians:
+    table = torch.zeros(count, layout.PARAMETERS, dtype=torch.float64)
+    return Gaussians(torch.arange(count), table, table.clone(), table.clone())
+
+
+def optimizer(**settings) -> RowAdam:
+    kernels = KernelSet("reference", precision="float64")
+    return RowAdam(Training(**settings), kernels, 1.0, Workspace())
+
+
+def test_a_row_seen_once_in_a_batch_moves_as_in_a_batch_of_one():
+    gradient = torch.randn(1, layout.PARAMETERS, dtype=torch.float64)
+    other = torch.randn(1, layout.PARAMETERS, dtype=torch.float64)
+    alone, together = gaussians(2), gaussians(2)
+    one = optimizer()
+    one.add(torch.tensor([0]), gradient)
+    one.step(alone, 4)
+    many = optimizer()
+    many.add(torch.tensor([0]), gradient)
+    for _ in range(3):
+        many.add(torch.tensor([1]), other)
+    many.step(together, 4)
+    assert torch.equal(alone.parameters[0], together.parameters[0])
+
+
+def test_a_row_seen_by_all_views_of_a_batch_follows_the_square_root_rule():
+    training = Training()
+    parts = [torch.randn(1, layout.PARAMETERS, dtype=torch.float64) for _ in range(4)]
+    model = gaussians(1)
+    rule = optimizer()
+    for part in parts:
+        rule.add(torch.tensor([0]), part)
+    rule.step(model, 4)
+    gradient = torch.stack(parts).mean(dim=0)
+    beta1, beta2 = training.beta1**4, training.beta2**4
+    first = (1 - beta1) * gradient / (1 - training.beta1**4)
+    second = (1 - beta2) * gradient**2 / (1 - training.beta2**4)
+    rates = column_rates(training, 1.0, 4) * 2.0
+    expected = -rates * first / (second.sqrt() + training.epsilon / 2.0)
+    assert torch.allclose(model.parameters, expected, rtol=1e-9)
+
+
+def test_dense_scales_rows_by_the_whole_batch_whoever_saw_them():
+    rule = optimizer(optimizer="dense", epsilon=1.0)
+    model = gaussians(2)
+    model.moment1[1] = 1.0
+    rule.add(torch.tensor([0]), torch.ones(1, layout.PARAMETERS, dtype=torch.float64))
+    rule.add(torch.tensor([0]), torch.ones(1, layout.PARAMETERS, dtype=torch.float64))
+    rule.step(model, 2)
+    assert torch.allclose(model.moment1[1], torch.full((layout.PARAMETERS,), 0.9**2, dtype=torch.float64))
+
+
+def test_touched_leaves_rows_whose_gradients_cancel():
+    rule = optimizer(optimizer="touched")
+    model = gaussians(2)
+    model.moment1[:] = 1.0
+    ones = torch.ones(1, layout.PARAMETERS, dtype=torch.float64)
+    rule.add(torch.tensor([0]), ones)
+    rule.add(torch.tensor([0]), -ones)
+    rule.add(torch.tensor([1]), ones)
+    rule.step(model, 3)
+    assert not model.parameters[0].any()
+    assert model.parameters[1].all()
+
+
+def test_a_step_that_moves_no_row_leaves_the_model_alone():
+    rule = optimizer()
+    model = gaussians(3)
+    rule.add(torch.empty(0, dtype=torch.int64), torch.empty(0, layout.PARAMETERS, dtype=torch.float64))
+    rule.step(model, 1)
+    assert not model.parameters.any()
