@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from harness.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from harness.errors import EXIT_INTERRUPTED, EXIT_USAGE, UserError
 from harness.origin import check_origin
 
 FILE_WIDTH = 160
@@ -125,25 +125,15 @@ def plan(
 
 @app.command()
 def show(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's id, or its beginning.")],
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's id or its beginning, or its name.")],
     out: Annotated[Path | None, typer.Option(help="Folder of records; results/runs by default.")] = None,
 ) -> None:
     """Show a cell's configuration, the command that repeats it, and the end of its log."""
     from harness.api import RUNS
-    from harness.records.show import describe
-    from harness.records.store import records
+    from harness.records.show import describe, find
 
-    folder = out or RUNS
-    found = [(path, record) for path, record in records(folder) if record.cell_id.startswith(cell)]
-    ids = sorted({record.cell_id for _, record in found})
-    if not found:
-        raise UserError(f"CELL: value {cell!r}; expected the id of a cell with a record here", folder)
-    if len(ids) > 1:
-        raise UserError(
-            f"CELL: value {cell!r} begins {len(ids)} ids ({', '.join(ids[:4])}); expected more digits", folder
-        )
-    for path, _ in sorted(found, key=lambda item: (item[1].started, item[1].repeat)):
-        Console().print(describe(path))
+    for folder in find(out or RUNS, cell):
+        Console().print(describe(folder))
 
 
 @app.command()
@@ -222,4 +212,3 @@ def budget_seconds(text: str) -> float:
 def main() -> None:
     """The entry point; ends the process with the command's exit code."""
     app()
-    raise SystemExit(EXIT_OK)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from cuda_src import layout
 from cuda_src.camera import Camera
 from cuda_src.operators import Bins, KernelSet, Splats
 from cuda_src.portable.scalar import f32, loop, piece
@@ -173,9 +172,7 @@ def bin_splats(
     splat_starts = workspace.take("bin.splat_starts", (splats.count + 1,), torch.int64)
     at_splat = splat_starts.numpy()
     at_splat[0] = 0
-    run_ranges(
-        kernels.threads, ranges, lambda _, lo, hi: _count_instances(lo, hi, records, *footprint, size, at_splat)
-    )
+    run_ranges(kernels.threads, ranges, lambda _, lo, hi: _count_instances(lo, hi, records, *footprint, size, at_splat))
     np.cumsum(at_splat, out=at_splat)
     instances = int(at_splat[-1])
 

@@ -51,6 +51,4 @@ def compile_all(progress: Callable[[str], None] | None = None) -> None:
     begin("adam_rows")
     views = torch.ones(1, dtype=torch.int32)
     moments, rates = torch.zeros_like(gaussian), torch.zeros(layout.PARAMETERS)
-    adam_rows(
-        kernels, gaussian, moments, moments.clone(), splats.rows, rows, views, rates, 1, 0.9, 0.999, 1e-15
-    )
+    adam_rows(kernels, gaussian, moments, moments.clone(), splats.rows, rows, views, rates, 1, 0.9, 0.999, 1e-15)

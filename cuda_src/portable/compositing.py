@@ -22,12 +22,12 @@ from cuda_src.portable.scalar_footprint import footprint_reach, half_extent
 from cuda_src.portable.threads import run_ranges, weighted_ranges
 from cuda_src.workspace import Workspace
 
-_PIXELS = TILE * TILE
+_PLANE = TILE * TILE + TILE
 
 # Planes of a tile's scratch in the forward pass, and in the backward pass.
-_T, _ALIVE, _RED, _GREEN, _BLUE, _DEPTH, _LAST = (k * _PIXELS for k in range(7))
-_BEHIND, _GRAD_RED, _GRAD_GREEN, _GRAD_BLUE, _GRAD_DEPTH, _END = (k * _PIXELS for k in range(1, 7))
-_SUMS = 7 * _PIXELS
+_T, _ALIVE, _RED, _GREEN, _BLUE, _DEPTH, _LAST = (k * _PLANE for k in range(7))
+_BEHIND, _GRAD_RED, _GRAD_GREEN, _GRAD_BLUE, _GRAD_DEPTH, _END = (k * _PLANE for k in range(1, 7))
+_SUMS = 7 * _PLANE
 _SCRATCH = _SUMS + layout.GRADIENT * TILE
 
 _LIVENESS_INTERVAL = 16
@@ -41,28 +41,36 @@ _TILE_COST = 24
 
 
 @piece
-def _rows_reached(record, alpha_min, top, rows):
-    """Rows [lo, hi) of the tile that the splat's ellipse alpha >= alpha_min can reach; generous by rounding."""
+def _rows_reached(record, alpha_min, dy, rows):
+    """Rows [lo, hi) of the tile that the splat's ellipse alpha >= alpha_min can reach; generous by rounding.
+
+    dy: from the mean to the centre of the tile's first row.
+    """
     conic = (record[2], record[3], record[4])
-    extent = half_extent(record[2], conic, record[10], footprint_reach(record[5], alpha_min))
-    centre = record[1] - f32(top) - HALF
-    lo = min(max(centre - extent - _SLACK, ZERO), f32(rows))
-    hi = min(max(centre + extent + _SLACK + ONE, ZERO), f32(rows))
+    extent = half_extent(record[2], conic, record[10], footprint_reach(record[5], alpha_min)) + _SLACK
+    lo = min(max(-dy - extent, ZERO), f32(rows))
+    hi = min(max(ONE - dy + extent, ZERO), f32(rows))
     return math.ceil(lo), math.floor(hi)
 
 
 @piece
-def _blend_row(state, dx, dy, conic, opacity, colour, depth, number, alpha_min, alpha_max, stop):
-    red, green, blue = colour
-    for i in range(TILE):
-        weight, state[_T + i], state[_ALIVE + i] = blend(
-            state[_T + i], state[_ALIVE + i], dx + f32(i), dy, conic, opacity, alpha_min, alpha_max, stop
-        )
-        state[_RED + i] += weight * red
-        state[_GREEN + i] += weight * green
-        state[_BLUE + i] += weight * blue
-        state[_DEPTH + i] += weight * depth
-        state[_LAST + i] = number if weight > ZERO else state[_LAST + i]
+def _blend_rows(state, living, first, end, dx, dy, record, number, alpha_min, alpha_max, stop):
+    """One splat over rows [first, end) of the tile; dx, dy: offset of the tile's first pixel from the mean."""
+    conic = (record[2], record[3], record[4])
+    opacity, red, green, blue, depth = record[5], record[6], record[7], record[8], record[9]
+    for y in range(first, end):
+        if living[y] == ZERO:
+            continue
+        row = state[y * TILE :]
+        for i in range(TILE):
+            weight, row[_T + i], row[_ALIVE + i] = blend(
+                row[_T + i], row[_ALIVE + i], dx + f32(i), dy + f32(y), conic, opacity, alpha_min, alpha_max, stop
+            )
+            row[_RED + i] += weight * red
+            row[_GREEN + i] += weight * green
+            row[_BLUE + i] += weight * blue
+            row[_DEPTH + i] += weight * depth
+            row[_LAST + i] = number if weight > ZERO else row[_LAST + i]
 
 
 @njit(nogil=True, fastmath={"reassoc", "nsz"}, no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -80,7 +88,7 @@ def _living_rows(state, alive_rows):
 
 @piece
 def _load_forward(state, top, left, height, width, start, start_stride):
-    for k in range(7 * _PIXELS):
+    for k in range(_SUMS):
         state[k] = ZERO
     for y in range(min(TILE, height - top)):
         for x in range(min(TILE, width - left)):
@@ -125,7 +133,7 @@ def _composite_tiles(
 ):
     height, width = transmittance.shape
     tiles_x = (width + TILE - 1) // TILE
-    state = scratch[: 7 * _PIXELS]
+    state = scratch[:_SUMS]
     living = scratch[_SUMS : _SUMS + TILE]
     for k in range(lo, hi):
         top, left = (tiles[k] // tiles_x) * TILE, (tiles[k] % tiles_x) * TILE
@@ -136,73 +144,63 @@ def _composite_tiles(
             if number % _LIVENESS_INTERVAL == 0 and _living_rows(state, living) == 0:
                 break
             record = records[splat[i]]
-            conic = (record[2], record[3], record[4])
-            rgb = (record[6], record[7], record[8])
-            dx = f32(left) + HALF - record[0]
-            first, end = _rows_reached(record, alpha_min, top, rows)
-            for y in range(first, end):
-                if living[y] > ZERO:
-                    dy = f32(top + y) + HALF - record[1]
-                    _blend_row(
-                        state[y * TILE :],
-                        dx,
-                        dy,
-                        conic,
-                        record[5],
-                        rgb,
-                        record[9],
-                        f32(number + 1),
-                        alpha_min,
-                        alpha_max,
-                        stop,
-                    )
+            dx, dy = f32(left) + HALF - record[0], f32(top) + HALF - record[1]
+            first, end = _rows_reached(record, alpha_min, dy, rows)
+            _blend_rows(state, living, first, end, dx, dy, record, f32(number + 1), alpha_min, alpha_max, stop)
         _store_forward(state, top, left, height, width, colour, transmittance, depth, stopped, last)
 
 
 @piece
-def _unblend_row(state, sums, number, dx, dy, conic, opacity, colour, depth, alpha_min, alpha_max, past_clamp):
-    """One row of pixels, back to front; adds to 10 sums, each of 16 lanes so that the row vectorises."""
-    red, green, blue = colour
-    for i in range(TILE):
-        grad_red, grad_green = state[_GRAD_RED + i], state[_GRAD_GREEN + i]
-        grad_blue, grad_depth = state[_GRAD_BLUE + i], state[_GRAD_DEPTH + i]
-        x = dx + f32(i)
-        value = red * grad_red + green * grad_green + blue * grad_blue + depth * grad_depth
-        state[_T + i], state[_BEHIND + i], grad_sigma, grad_opacity, weight = unblend(
-            state[_T + i],
-            state[_BEHIND + i],
-            number < state[_END + i],
-            x,
-            dy,
-            conic,
-            opacity,
-            value,
-            alpha_min,
-            alpha_max,
-            past_clamp,
-        )
-        grad_x, grad_y = grad_sigma * x, grad_sigma * dy
-        sums[i] += grad_x
-        sums[TILE + i] += grad_y
-        sums[2 * TILE + i] += grad_x * x
-        sums[3 * TILE + i] += grad_x * dy
-        sums[4 * TILE + i] += grad_y * dy
-        sums[5 * TILE + i] += grad_opacity
-        sums[6 * TILE + i] += weight * grad_red
-        sums[7 * TILE + i] += weight * grad_green
-        sums[8 * TILE + i] += weight * grad_blue
-        sums[9 * TILE + i] += weight * grad_depth
+def _unblend_rows(state, sums, first, end, dx, dy, record, number, alpha_min, alpha_max, past_clamp):
+    """`_blend_rows` undone; fills 10 sums, each of 16 lanes so that a row vectorises."""
+    conic = (record[2], record[3], record[4])
+    opacity, red, green, blue, depth = record[5], record[6], record[7], record[8], record[9]
+    for j in range(layout.GRADIENT * TILE):
+        sums[j] = ZERO
+    for y in range(first, end):
+        row = state[y * TILE :]
+        above = dy + f32(y)
+        for i in range(TILE):
+            grad_red, grad_green = row[_GRAD_RED + i], row[_GRAD_GREEN + i]
+            grad_blue, grad_depth = row[_GRAD_BLUE + i], row[_GRAD_DEPTH + i]
+            beside = dx + f32(i)
+            value = red * grad_red + green * grad_green + blue * grad_blue + depth * grad_depth
+            row[_T + i], row[_BEHIND + i], grad_sigma, grad_opacity, weight = unblend(
+                row[_T + i],
+                row[_BEHIND + i],
+                number < row[_END + i],
+                beside,
+                above,
+                conic,
+                opacity,
+                value,
+                alpha_min,
+                alpha_max,
+                past_clamp,
+            )
+            grad_x, grad_y = grad_sigma * beside, grad_sigma * above
+            sums[i] += grad_x
+            sums[TILE + i] += grad_y
+            sums[2 * TILE + i] += grad_x * beside
+            sums[3 * TILE + i] += grad_x * above
+            sums[4 * TILE + i] += grad_y * above
+            sums[5 * TILE + i] += grad_opacity
+            sums[6 * TILE + i] += weight * grad_red
+            sums[7 * TILE + i] += weight * grad_green
+            sums[8 * TILE + i] += weight * grad_blue
+            sums[9 * TILE + i] += weight * grad_depth
 
 
 @piece
-def _store_instance(sums, conic, gradient):
+def _store_instance(sums, record, gradient):
     """Add up the lanes, in a fixed order, and turn the moments of dL/dsigma into the record's gradient."""
     for k in range(layout.GRADIENT):
-        total = ZERO
-        for i in range(TILE):
-            total += sums[k * TILE + i]
-        gradient[k] = total
-    a, b, c = conic
+        lanes = sums[k * TILE :]
+        for half in (8, 4, 2, 1):
+            for i in range(half):
+                lanes[i] += lanes[i + half]
+        gradient[k] = lanes[0]
+    a, b, c = record[2], record[3], record[4]
     x, y = gradient[0], gradient[1]
     gradient[0] = -(a * x + b * y)
     gradient[1] = -(b * x + c * y)
@@ -228,7 +226,7 @@ def _load_backward(
     """Fill the tile's planes; how many of its instances were blended at any pixel."""
     height, width = transmittance.shape
     blended = 0
-    for k in range(7 * _PIXELS):
+    for k in range(_SUMS):
         state[k] = ZERO
     for y in range(min(TILE, height - top)):
         for x in range(min(TILE, width - left)):
@@ -298,29 +296,10 @@ def _differentiate_tiles(
         for number in range(blended - 1, -1, -1):
             i = starts[k] + number
             record = records[splat[i]]
-            conic = (record[2], record[3], record[4])
-            rgb = (record[6], record[7], record[8])
-            dx = f32(left) + HALF - record[0]
-            for j in range(layout.GRADIENT * TILE):
-                sums[j] = ZERO
-            first, end = _rows_reached(record, alpha_min, top, rows)
-            for y in range(first, end):
-                dy = f32(top + y) + HALF - record[1]
-                _unblend_row(
-                    state[y * TILE :],
-                    sums,
-                    f32(number),
-                    dx,
-                    dy,
-                    conic,
-                    record[5],
-                    rgb,
-                    record[9],
-                    alpha_min,
-                    alpha_max,
-                    past_clamp,
-                )
-            _store_instance(sums, conic, instances[slot[i]])
+            dx, dy = f32(left) + HALF - record[0], f32(top) + HALF - record[1]
+            first, end = _rows_reached(record, alpha_min, dy, rows)
+            _unblend_rows(state, sums, first, end, dx, dy, record, f32(number), alpha_min, alpha_max, past_clamp)
+            _store_instance(sums, record, instances[slot[i]])
 
 
 @loop

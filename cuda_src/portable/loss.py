@@ -204,7 +204,7 @@ def _listed_sums(image, target, row, inside, weights, values):
 def _differentiate_rows(
     lo, hi, image, target, mask, masked, inside, cut, spans, needed, scratch, sums, planes, derivatives, totals
 ):
-    height, values = image.shape
+    values = image.shape[1]
     weights, similarity = scratch[3], scratch[4]
     for row in range(lo - REACH, hi - REACH):
         first, end = 3 * spans[row + REACH, 0], 3 * spans[row + REACH, 1]

@@ -32,9 +32,9 @@ _EXP2, _EXP3, _EXP4, _EXP5, _EXP6 = f32(1 / 2), f32(1 / 6), f32(1 / 24), f32(1 /
 
 def scalar(function: Callable[..., Any]) -> Any:
     """Decorator of a scalar function: compiled for its callers only, inlined by LLVM, without Python wrappers."""
-    return njit(
-        nogil=True, error_model="numpy", fastmath=_FAST_MATH, no_cpython_wrapper=True, no_cfunc_wrapper=True
-    )(function)
+    return njit(nogil=True, error_model="numpy", fastmath=_FAST_MATH, no_cpython_wrapper=True, no_cfunc_wrapper=True)(
+        function
+    )
 
 
 piece = scalar

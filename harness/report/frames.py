@@ -222,7 +222,7 @@ def _per_record(frame: pd.DataFrame, metric: str, over_places: str) -> pd.Series
 
 
 def _speedup(cells: pd.DataFrame) -> pd.Series:
-    """views/s over that of `single` on one rank in the same group; null where it has none or several, or nothing else."""
+    """views/s over that of `single` on one rank in the group; null where it has none or several, or nothing else."""
     singles = cells[(cells["strategy"] == "single") & (cells["ranks"] == 1) & (cells["status"] == "ok")]
     base = singles.drop_duplicates(GROUP, keep=False).set_index(GROUP)["views_per_second"].rename("base")
     others = cells.groupby(GROUP, dropna=False)["views_per_second"].transform("count") > 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from harness.scenes.blocks import BLOCK, CORNICE, GROUND_FLOOR, PARK, PAVEMENT, ROAD, SQUARE, SURROUNDINGS, CityBlocks
-from harness.scenes.texture import band, blend, constant, lattice_noise, stripes
+from harness.scenes.texture import band, blend, constant, lattice_noise, square_root, stripes
 from strategies.randomness import uniform
 
 WEST, EAST, SOUTH, NORTH, ROOF, GROUND, SKY = range(7)
@@ -52,9 +52,9 @@ def surface_colour(
 def sky_colour(direction: torch.Tensor) -> torch.Tensor:
     """Colour of the sky in a direction [3, N] of any length: haze at and below the horizon, blue above."""
     x, y, z = direction
-    rise = (z / torch.sqrt(x * x + y * y + z * z)).clamp(min=0.0)
+    rise = (z / square_root(x * x + y * y + z * z)).clamp(min=0.0)
     device = direction.device
-    return blend(constant(_HAZE, device), constant(_ZENITH, device), torch.sqrt(rise))
+    return blend(constant(_HAZE, device), constant(_ZENITH, device), square_root(rise))
 
 
 def _wall(
@@ -88,7 +88,8 @@ def _wall(
     glass = upper * stripes(s, 0.5 - half_s, 0.5 + half_s, s_width) * stripes(t, 0.5 - half_t, 0.5 + half_t, t_width)
     colour = blend(colour, 0.5 + 0.45 * base, frame)
     # Every window has its own brightness, as rooms, curtains and reflections do; from afar only the mean is seen.
-    window = ((block * 4 + face) * 64 + torch.floor(t).to(torch.int64)) * 64 + torch.floor(s).to(torch.int64)
+    storey_number = torch.floor(t).to(torch.int64).clamp(min=-1) + 1
+    window = ((block * 4 + face) * 64 + storey_number) * 64 + torch.floor(s).to(torch.int64)
     chance = uniform(city.seed, _STREAM_WINDOW, window)
     near = (1.5 - torch.maximum(s_width, t_width)).clamp(min=0.0, max=1.0)
     bright = 0.5 + (chance - 0.5) * near

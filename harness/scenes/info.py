@@ -89,7 +89,7 @@ def info_table(info: SceneInfo) -> list[tuple[str, str]]:
     """The lines that `scene info` prints: what, and how much."""
     rows = [
         ("scene", info.name),
-        ("credit", info.credit),
+        *([("credit", info.credit)] if info.credit else []),
         ("views", f"{info.train_views + info.test_views} ({info.train_views} train, {info.test_views} test)"),
         ("image size", f"{info.width} x {info.height} px"),
         ("initial points", "none" if info.points is None else f"{info.points:,}"),
@@ -113,7 +113,7 @@ def info_table(info: SceneInfo) -> list[tuple[str, str]]:
             ("tile lists", f"{lengths}  (tiles with any)"),
             ("saturated share", f"{drawing.saturated_share:.2%} of pixels"),
         ]
-    rows += [(key, str(value)) for key, value in info.facts.items()]
+    rows += [(key.replace("_", " "), str(value)) for key, value in info.facts.items() if value is not None]
     rows.append(("content hash", info.content_hash[:16]))
     return rows
 

@@ -66,7 +66,7 @@ def _photograph_scene(spec: SceneSpec, size: tuple[int, int] | None) -> Scene:
     facts: dict[str, object] = {}
     if points is None:
         points = points_in_view(cameras, RANDOM_POINTS, spec.seed)
-        facts["initial points"] = f"{RANDOM_POINTS:,} at random, since the scene brings none"
+        facts["points_from"] = f"{RANDOM_POINTS:,} random places in view, since the scene brings none"
     points = chosen_points(points, spec.gaussians, spec.seed)
     distorted = sum(bool(photograph.coefficients) for photograph in photographs)
     if distorted:
@@ -139,11 +139,12 @@ def _content_hash(photographs: Sequence[Photograph], cameras: Sequence[Camera], 
 
 
 def _credit(folder: Path) -> str:
-    """What README.md says after "Origin:", without markup; the folder's name where it says nothing."""
+    """The first sentence after "Origin:" in README.md, without markup; the folder's name where it says nothing."""
     readme = folder / "README.md"
     if readme.is_file():
         for line in readme.read_text(encoding="utf-8", errors="replace").splitlines():
             plain = re.sub(r"[*`>#\[\]]|^\s*[-+]\s", "", line).strip()
             if plain.lower().startswith("origin:"):
-                return plain[len("origin:") :].strip(" ,;")[:_MAX_CREDIT]
+                sentence = re.split(r"\.\s+(?=[A-Z])", plain[len("origin:") :])[0]
+                return sentence.strip(" ,;.")[:_MAX_CREDIT]
     return folder.resolve().name

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from cuda_src.layout import MEAN
 from harness.scenes.scene import Scene
 
 POINTS = 20_000
@@ -17,10 +19,13 @@ POINTS = 20_000
 _HEADINGS = 0.05
 """Mean square of the images' rows in their second direction from which the cameras' headings differ."""
 
+_CANCELLED = 0.5
+"""Length of a mean direction of the cameras below which it says nothing."""
+
 _NEARLY = 0.996
 """Cosine from which a direction counts as an axis of the world (5 degrees)."""
 
-_TRIM = (0.01, 0.99)
+_TRIM = (0.05, 0.95)
 """Shares of the points between which the panels' ranges lie: a few stray points would shrink all others."""
 
 
@@ -29,14 +34,14 @@ def plot_scene(scene: Scene, path: Path) -> None:
     frame, labels = viewing_frame(scene)
     centres = np.stack([c.centre for c in scene.cameras]) @ frame.T
     directions = np.stack([c.world_to_camera[2, :3] for c in scene.cameras]) @ frame.T
-    points, colours = _points(scene)
+    points, colours, shown = _points(scene)
     points = points @ frame.T
     held_out = np.zeros(len(centres), dtype=bool)
     held_out[list(scene.test_views)] = True
 
     figure = Figure(figsize=(13, 6), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(f"{scene.name}: {len(centres)} cameras, {len(points):,} of the points or Gaussians")
+    figure.suptitle(f"{scene.name}: {len(centres)} cameras, {shown}")
     middle, half = _range(points, centres)
     length = 0.12 * half
     longer = int(np.argmax(np.ptp(centres[:, :2], axis=0)))
@@ -60,7 +65,7 @@ def viewing_frame(scene: Scene) -> tuple[np.ndarray, tuple[str, str, str]]:
     """Rows: two horizontal directions and up, [3, 3], with their names.
 
     Reconstructions stand in any pose, but photographers hold the horizon level: up is at right angles to the images'
-    rows. Where all cameras have one heading, that leaves a plane: up is then the images' upper side, or the cameras'
+    rows. Where all cameras fly along one line, that leaves a plane: up is then the images' upper side, or the cameras'
     back in nadir views, along which they spread less. Axes of the world are taken as they are when up is nearly one.
     """
     centres = np.stack([c.centre for c in scene.cameras])
@@ -70,8 +75,8 @@ def viewing_frame(scene: Scene) -> tuple[np.ndarray, tuple[str, str, str]]:
     if spread[1] > _HEADINGS:
         up = directions[:, 0] * (1 if directions[:, 0] @ (image_up + backwards) > 0 else -1)
     else:
-        up = min((image_up, backwards), key=lambda side: float(np.ptp(centres @ side)))
-        up = up / np.linalg.norm(up)
+        sides = [side / length for side in (image_up, backwards) if (length := np.linalg.norm(side)) > _CANCELLED]
+        up = min(sides, key=lambda side: float(np.ptp(centres @ side)), default=directions[:, 0])
     nearest = int(np.argmax(np.abs(up)))
     if abs(up[nearest]) > _NEARLY:
         axes = {0: (1, 2, 0), 1: (0, 2, 1), 2: (0, 1, 2)}[nearest]
@@ -94,17 +99,25 @@ def _cameras(axes: Axes, positions: np.ndarray, arrows: np.ndarray, held_out: np
         axes.scatter(x, y, s=18, color=colour, edgecolors="white", linewidths=0.5, label=label, zorder=3)
 
 
-def _points(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
-    """At most POINTS positions [P, 3], and colours [P, 3] in [0, 1]."""
+def _points(scene: Scene) -> tuple[np.ndarray, np.ndarray, str]:
+    """At most POINTS positions [P, 3], colours [P, 3] in [0, 1], and what they are."""
     if scene.points is not None:
-        step = -(-len(scene.points.positions) // POINTS)
-        return scene.points.positions[::step].astype(np.float64), scene.points.colours[::step] / 255.0
-    if scene.gaussians is not None:
+        count = len(scene.points.positions)
+        rows = _evenly(count)
+        positions, colours, what = scene.points.positions[rows], scene.points.colours[rows] / 255.0, "points"
+    elif scene.gaussians is not None:
         count = scene.gaussians.count
-        starts = np.unique(np.linspace(0, count - 1, min(POINTS, count)).astype(np.int64))
-        positions = np.concatenate([scene.gaussians.positions(i, i + 1).numpy() for i in starts.tolist()])
-        return positions.astype(np.float64), np.full((len(positions), 3), 0.5)
-    return np.empty((0, 3)), np.empty((0, 3))
+        rows = _evenly(count)
+        positions = scene.gaussians.read(torch.from_numpy(rows), torch.device("cpu"))[:, MEAN].numpy()
+        colours, what = np.full(positions.shape, 0.5), "Gaussians"
+    else:
+        return np.empty((0, 3)), np.empty((0, 3)), "no points"
+    shown = f"{count:,} {what}" if count <= POINTS else f"{len(rows):,} of {count:,} {what}"
+    return positions.astype(np.float64), colours, shown
+
+
+def _evenly(count: int) -> np.ndarray:
+    return np.unique(np.linspace(0, count - 1, min(POINTS, count)).astype(np.int64))
 
 
 def _range(points: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, float]:

@@ -12,6 +12,7 @@ import torch
 from cuda_src.camera import Camera
 from harness.scenes.blocks import BLOCK, SURROUNDINGS, CityBlocks
 from harness.scenes.facades import EAST, GROUND, NORTH, ROOF, SKY, SOUTH, WEST, sky_colour, surface_colour
+from harness.scenes.texture import square_root
 from strategies.base import Rect
 
 _RAYS_CPU = 1 << 16
@@ -147,7 +148,7 @@ def footprint(camera: Camera, depth: torch.Tensor, face: torch.Tensor, ray: torc
     second = torch.where(flat, ray[1], ray[2])
     pixel = depth * (1.0 / min(camera.fx, camera.fy))
     first, second = first / normal, second / normal
-    return torch.stack([pixel * torch.sqrt(1.0 + first * first), pixel * torch.sqrt(1.0 + second * second)])
+    return torch.stack([pixel * square_root(1.0 + first * first), pixel * square_root(1.0 + second * second)])
 
 
 class CityImages:

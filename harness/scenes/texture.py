@@ -50,6 +50,11 @@ def lattice_noise(noise: torch.Tensor, x: torch.Tensor, y: torch.Tensor, width: 
     return (2.0 * value - 1.0) * (1.5 - width).clamp(min=0.0, max=1.0)
 
 
+def square_root(x: torch.Tensor) -> torch.Tensor:
+    """Square root of float32, through float64: devices differ in the last bit, which rounding back takes away."""
+    return torch.sqrt(x.double()).float()
+
+
 def blend(colour: torch.Tensor, other: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     """Colour [3, N] moved towards the other ([3, N] or [3, 1]) by a share [N] in [0, 1]."""
     return colour + share * (other - colour)

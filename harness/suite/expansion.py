@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from harness.suite.grammar import Axis, Ladder, Suite
 from harness.suite.settings import leaves, lookup, merged, plain, short_text, single
 from harness.suite.yaml_source import LocatedList, LocatedMap
 from strategies.registry import strategies
+
+MAX_POINTS = 10_000
+"""Combinations of axes; more are a mistake, and would take minutes to plan."""
 
 BARE = "base"
 """Name of a ladder's first point, the strategy without any step."""
@@ -43,8 +47,11 @@ def expand(suite: Suite) -> list[Point]:
     return points
 
 
-def product(axes: Iterable[Axis]) -> Iterator[list[LocatedMap]]:
+def product(axes: tuple[Axis, ...]) -> Iterator[list[LocatedMap]]:
     """Every combination of the axes' values; whole keys go before keys inside them (`scene`, `scene.gaussians`)."""
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > MAX_POINTS:
+        raise axes[0].place.error(f"axes: {count} combinations; expected at most {MAX_POINTS}")
     choices = [[(axis, value, place) for value, place in axis.values] for axis in axes]
     for combination in itertools.product(*choices):
         ordered = sorted(combination, key=lambda choice: choice[0].key.count("."))

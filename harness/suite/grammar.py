@@ -28,7 +28,6 @@ DEVICES = ("cpu", "cuda")
 SECTIONS = ("defaults", "prepare", "axes", "cases", "ladder", "exclude", "stop")
 TOP = ("suite", "name", "description", *SECTIONS, "by_device")
 LADDER = ("name", "strategy", "steps", "also", "axes")
-NOT_IN_DEFAULTS = ("name", "stop")
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def _nested_sections(sections: LocatedMap) -> LocatedMap:
 
 def understand(document: LocatedMap, file: Path) -> Suite:
     """The sections of a document whose device is merged. Raises UserError for what is wrong."""
-    defaults = _settings(_map(document, "defaults", ""), "defaults.", NOT_IN_DEFAULTS)
+    defaults = _settings(_map(document, "defaults", ""), "defaults.", ("name",))
     if "stop" in document:
         stop = LocatedMap(document.place)
         stop.put("stop", _map(document, "stop", ""), document.key_places["stop"], document.value_places["stop"])

@@ -36,6 +36,7 @@ def identity(cell: Cell) -> dict[str, Any]:
     photographs have the same id wherever they lie, and their content is in the record (SceneFacts.workload_hash).
     `from` is hashed as it stands; in a plan it is the id of the preparation, thus its content.
     """
+    cell = cell.model_copy(update={"scene": cell.scene.model_copy(update={"stand_in": False})})
     data = cell.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=set(LEFT_OUT))
     if cell.options:
         data["options"] = canonical_options(cell.strategy, cell.options)
@@ -46,7 +47,6 @@ def identity(cell: Cell) -> dict[str, Any]:
         if scene.get(key):
             path = PurePath(scene[key])
             scene[key] = f"{path.parent.name}/{path.name}" if path.suffix == ".json" else path.name
-    scene.pop("stand_in", None)
     return data
 
 

@@ -12,6 +12,7 @@ import pytest
 from harness.records.schema import Measurement
 from harness.report import frames
 from harness.report.build import build_report
+from harness.report.labels import scene_name
 from harness.report.overview import findings
 from harness.report.quantities import decibels, memory, milliseconds, number
 
@@ -212,3 +213,30 @@ def test_empty_folder_gives_empty_frames(new_run: Callable):
     results = frames.read([empty.folder])
     assert results.cells.empty
     assert isinstance(results.measurements, pd.DataFrame)
+
+
+def test_city_is_named_by_preset_and_tiling_and_photographs_by_themselves():
+    assert scene_name({"city": "small_aerial", "tile": [1, 1]}, "city small_aerial 20,000 Gaussians") == "small_aerial"
+    assert scene_name({"city": "big_street", "tile": [2, 3]}, None) == "big_street tiled 2 × 3"
+    assert scene_name({"path": "data/garden"}, None) == "garden"
+    assert scene_name({"path": "data/garden"}, "Garden") == "Garden"
+
+
+def test_curves_are_of_the_first_repeat_and_the_mean_of_repeats(run):
+    run.train("single", 1, psnr=18.0, repeat=0)
+    run.train("single", 1, psnr=20.0, repeat=1)
+    results = frames.read([run.folder])
+    loss, quality = frames.loss(results), frames.quality(results)
+    assert list(loss["images_seen"]) == list(range(1, 301))
+    assert list(quality["images_seen"]) == [0, 100, 200, 300]
+    assert quality["value"].iloc[-1] == pytest.approx(19.0)
+
+
+def test_scaling_is_drawn_from_three_rank_counts_on(run, tmp_path: Path):
+    for ranks in (1, 2):
+        run.throughput("grendel", ranks, speed=ranks)
+    plots = build_report([run.folder], tmp_path / "out").parent / "plots"
+    assert not (plots / "scaling-1.png").exists()
+    run.throughput("grendel", 4, speed=3.0)
+    build_report([run.folder], tmp_path / "out")
+    assert (plots / "scaling-1.png").is_file()

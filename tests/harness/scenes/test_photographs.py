@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -159,7 +158,7 @@ def damage_by_size(file: Path) -> None:
     ("damage", "message"),
     [
         (damage_by_removal, "image is missing"),
-        (damage_by_emptying, r"empty \(0 bytes\)"),
+        (damage_by_emptying, r"image file is empty \(0 bytes\)"),
         (damage_by_text, "cannot be read as an image"),
         (damage_by_size, "is 30x40 pixels; its camera expects 40x30"),
     ],
@@ -190,6 +189,17 @@ def pattern(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return 127 + 60 * np.sin(9 * x + 1) * np.cos(8 * y) + 50 * np.sin(5 * y + 2 * x)
 
 
+def distorted(ray: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
+    """Where the lens puts a ray, normalised coordinates [2, H, W] (OpenCV's documentation of calib3d)."""
+    k1, k2, p1, p2, k3, k4, k5, k6 = coefficients
+    x, y = ray
+    r2 = x * x + y * y
+    radial = (1 + k1 * r2 + k2 * r2**2 + k3 * r2**3) / (1 + k4 * r2 + k5 * r2**2 + k6 * r2**3)
+    across = 2 * p1 * x * y + p2 * (r2 + 2 * x * x)
+    down = p1 * (r2 + 2 * y * y) + 2 * p2 * x * y
+    return np.stack([x * radial + across, y * radial + down])
+
+
 @pytest.mark.parametrize(
     "coefficients",
     [
@@ -199,24 +209,25 @@ def pattern(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     ],
 )
 def test_undistorted_image_is_what_the_pinhole_camera_sees(tmp_path: Path, coefficients: tuple[float, ...]) -> None:
-    """The distorted photograph is made point by point, by inverting the distortion; the principal point is off centre."""
+    """The distorted photograph is made by inverting the distortion at each pixel; the principal point is off centre."""
     camera = Camera(200, 150, 220.0, 210.0, 80.0, 90.0, np.eye(4))
     x, y = np.meshgrid(np.arange(200) + 0.5, np.arange(150) + 0.5)
-    matrix = np.array([[camera.fx, 0, camera.cx], [0, camera.fy, camera.cy], [0, 0, 1]])
-    corners = np.stack([x, y], axis=-1).reshape(-1, 1, 2)
-    criteria = (cv2.TERM_CRITERIA_COUNT | cv2.TERM_CRITERIA_EPS, 100, 1e-10)
-    rays = cv2.undistortPointsIter(corners, matrix, np.array(coefficients), None, None, criteria).reshape(150, 200, 2)
-    taken = np.repeat(pattern(rays[..., 0], rays[..., 1])[..., None], 3, axis=2).round().astype(np.uint8)
+    seen = np.stack([(x - camera.cx) / camera.fx, (y - camera.cy) / camera.fy])
+    rays = seen.copy()
+    for _ in range(200):
+        rays += seen - distorted(rays, coefficients)
+    assert np.abs(distorted(rays, coefficients) - seen).max() < 1e-6
+    taken = np.repeat(pattern(*rays)[..., None], 3, axis=2).round().astype(np.uint8)
     Image.fromarray(taken).save(tmp_path / "a.png")
     source = source_of(Photograph("a.png", tmp_path / "a.png", camera, coefficients))
     rect = Rect(0, 0, 200, 150)
     found = source.region(0, rect, CPU).numpy()[..., 0].astype(float)
-    expected = pattern((x - camera.cx) / camera.fx, (y - camera.cy) / camera.fy)
+    expected = pattern(*seen)
     mask = source.mask(0, rect, CPU)
     valid = np.ones((150, 200), dtype=bool) if mask is None else mask.numpy() == 255
     assert valid.mean() > 0.8
     assert np.abs(found - expected)[valid].mean() < 0.6
-    assert np.abs(taken[..., 0] - expected)[valid].mean() > 2
+    assert np.abs(taken[..., 0] - expected)[valid].mean() > 1
 
 
 def test_pixels_beyond_a_distorted_photograph_are_masked(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuda_src.camera import Camera
+from cuda_src.layout import MEAN
 from harness.scenes.blocks import city_blocks
+from harness.scenes.city_gaussians import CityGaussians
 from harness.scenes.facades import SKY, sky_colour
 from harness.scenes.paths import aerial_cameras, look, street_cameras
 from harness.scenes.raycast import CityImages, pixel_directions, trace
@@ -146,3 +148,17 @@ def test_stripes_and_bands_are_averages_over_their_width(x: float, lo: float, du
     assert stripes(at, lo, lo + duty, over).item() == pytest.approx(inside.mean(), abs=1e-3)
     inside = (samples >= lo) & (samples < lo + duty)
     assert band(at, lo, lo + duty, over).item() == pytest.approx(inside.mean(), abs=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_images_and_means_are_the_same_bit_for_bit_on_a_gpu() -> None:
+    cuda = torch.device("cuda")
+    for cameras in (STREET, AERIAL):
+        whole = Rect.whole(cameras[1])
+        images = [CityImages(CITY, cameras).region(1, whole, device).cpu() for device in (CPU, cuda)]
+        assert torch.equal(*images)
+    ids = torch.arange(0, 20_000, 7)
+    rows = [CityGaussians(CITY, 20_000).read(ids, device).cpu() for device in (CPU, cuda)]
+    assert torch.equal(rows[0][:, MEAN], rows[1][:, MEAN])
+    assert torch.allclose(rows[0], rows[1], rtol=1e-5, atol=1e-5)

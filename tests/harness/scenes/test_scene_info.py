@@ -36,7 +36,9 @@ def scene_of(cameras: list[Camera], points: int = 40) -> Scene:
         rng.uniform(-0.5, 0.5, (points, 3)).astype(np.float32), rng.integers(0, 256, (points, 3), dtype=np.uint8)
     )
     names = tuple(str(i) for i in range(len(cameras)))
-    return Scene("cube", tuple(cameras), names, None, cloud, None, 2.5, "0" * 64, "by hand", {"colour": "none"})
+    return Scene(
+        "cube", tuple(cameras), names, None, cloud, None, 2.5, "0" * 64, "by hand", {"side_metres": 3, "far": None}
+    )
 
 
 def ring(count: int = 9) -> list[Camera]:
@@ -125,7 +127,8 @@ def test_table_says_every_figure_once() -> None:
     assert rows["views"] == "9 (7 train, 2 test)"
     assert rows["initial points"] == "40"
     assert rows["visible share"].startswith("100.00%")
-    assert rows["colour"] == "none"
+    assert rows["side metres"] == "3"
+    assert "far" not in rows
     assert "max" in rows["tile lists"]
 
 

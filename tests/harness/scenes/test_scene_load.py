@@ -94,7 +94,7 @@ def test_scenes_without_points_start_from_random_ones(tmp_path: Path) -> None:
     assert scene.points is not None
     assert len(scene.points.positions) == 300
     assert np.linalg.norm(np.median(scene.points.positions, axis=0)) < 0.2
-    assert "at random" in str(scene.facts["initial points"])
+    assert "random" in str(scene.facts["points_from"])
 
 
 def test_model_takes_the_place_of_the_gaussians(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_moving_a_scene_keeps_its_content_hash(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("readme", "credit"),
     [
-        ("# Ring\n\n- **Origin:** [us](https://example.org), under `MIT`.\n", "us(https://example.org), under MIT."),
+        ("# Ring\n\n- **Origin:** [us](https://example.org), under `MIT`.\n", "us(https://example.org), under MIT"),
         ("Origin: made_by_hand,\nand more\n", "made_by_hand"),
         ("Nothing is known.\n", "ring"),
     ],
@@ -144,6 +144,21 @@ def test_credit_is_the_origin_that_the_readme_names(tmp_path: Path, readme: str,
     folder = ring(tmp_path / "ring")
     (folder / "README.md").write_text(readme)
     assert load(folder).credit == credit
+
+
+def test_tiles_repeat_the_scene(tmp_path: Path) -> None:
+    folder = ring(tmp_path / "ring")
+    scene = load(folder, tile=[2, 3])
+    assert scene.points is not None
+    assert len(scene.points.positions) == 6 * 50
+    assert scene.content_hash != load(folder).content_hash
+
+
+def test_the_city_is_made_at_the_size() -> None:
+    scene = load_scene(SceneSpec(city="small_aerial", gaussians=2000, points=500, views=4), (64, 48), CPU)
+    assert (scene.cameras[0].width, scene.cameras[0].height) == (64, 48)
+    assert scene.gaussians is not None
+    assert scene.gaussians.count == 2000
 
 
 def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:

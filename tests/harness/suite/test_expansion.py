@@ -111,7 +111,8 @@ def test_cases_start_from_the_defaults_and_not_from_the_axes(cells: Cells) -> No
 @pytest.mark.usefixtures("more_strategies")
 def test_a_ladder_adds_its_steps_one_by_one(cells: Cells) -> None:
     found = cells(
-        "ladder: {strategy: weaver, steps: [{raster: fused}, {codec: bitmap, prune: true}, {training.footprint: square}]}\n"
+        "ladder: {strategy: weaver, steps:"
+        " [{raster: fused}, {codec: bitmap, prune: true}, {training.footprint: square}]}\n"
     )
     assert [c.name for c in found] == [
         "base",
@@ -128,14 +129,14 @@ def test_a_ladder_adds_its_steps_one_by_one(cells: Cells) -> None:
     assert [c.training.footprint for c in found] == ["ellipse", "ellipse", "ellipse", "square"]
 
 
+LEAVE_ONE_OUT = (
+    "ladder: {strategy: weaver, steps: [{raster: fused}, {codec: bitmap}, {prune: true}], also: leave_one_out}\n"
+)
+
+
 @pytest.mark.usefixtures("more_strategies")
 def test_leave_one_out_keeps_all_steps_but_one(cells: Cells) -> None:
-    found = {
-        c.name: c.options
-        for c in cells(
-            "ladder: {strategy: weaver, steps: [{raster: fused}, {codec: bitmap}, {prune: true}], also: leave_one_out}\n"
-        )
-    }
+    found = {c.name: c.options for c in cells(LEAVE_ONE_OUT)}
     assert found == {
         "base": {},
         "+raster=fused": {"raster": "fused"},
@@ -286,7 +287,7 @@ def test_filters_keep_cells_that_match_all_of_them(cells: Cells, only: tuple[str
 
 @pytest.mark.usefixtures("more_strategies")
 def test_a_name_filter_finds_each_name_of_a_cell(cells: Cells) -> None:
-    text = "ladder: {strategy: weaver, steps: [{raster: fused}, {codec: bitmap}, {prune: true}], also: leave_one_out}\n"
+    text = LEAVE_ONE_OUT
     for pattern in ("all-prune", "+codec=bitmap"):
         assert [c.name for c in cells(text, only=(f"name={pattern}",))] == ["+codec=bitmap = all-prune"]
     assert len(cells(text, only=("name=all-*",))) == 3
