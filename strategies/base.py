@@ -175,5 +175,5 @@ class Strategy(ABC):
 
     @property
     @abstractmethod
-    def tensor_bytes(self) -> int:
-        """Most bytes of tensors this rank has held at once: parameters, moments and workspaces."""
+    def tensor_bytes(self) -> list[int]:
+        """Most bytes of tensors held at once, by place of this process: parameters, moments and workspaces."""

@@ -36,17 +36,20 @@ def half_extent(across, conic, radius, reach):
 def least_sigma(conic, x0, y0, x1, y1):
     """Minimum of sigma over a rectangle given relative to the mean; zero if the mean lies inside.
 
-    Sigma is convex, so outside the mean the minimum lies on one of the four edges, each a parabola.
+    Sigma is convex and smallest at the mean, so from outside the minimum lies on an edge that faces the mean: one
+    edge or two, along each of which sigma is a parabola.
     """
     a, b, c = conic
-    if x0 <= ZERO and x1 >= ZERO and y0 <= ZERO and y1 >= ZERO:
+    dx = x0 if x0 > ZERO else (x1 if x1 < ZERO else ZERO)
+    dy = y0 if y0 > ZERO else (y1 if y1 < ZERO else ZERO)
+    if dx == ZERO and dy == ZERO:
         return ZERO
-    along_y, along_x = -b / c, -b / a
-    left = sigma_at(conic, x0, min(max(along_y * x0, y0), y1))
-    right = sigma_at(conic, x1, min(max(along_y * x1, y0), y1))
-    top = sigma_at(conic, min(max(along_x * y0, x0), x1), y0)
-    bottom = sigma_at(conic, min(max(along_x * y1, x0), x1), y1)
-    return min(min(left, right), min(top, bottom))
+    least = LARGEST
+    if dx != ZERO:
+        least = sigma_at(conic, dx, min(max(-b * dx / c, y0), y1))
+    if dy != ZERO:
+        least = min(least, sigma_at(conic, min(max(-b * dy / a, x0), x1), dy))
+    return least
 
 
 @scalar

@@ -125,7 +125,9 @@ class Job:
         info = strategy_info(self.cell.strategy)
         self.phase("setting up the strategy")
         strategy: Strategy = info.load()()
-        world = World(self.ranks.rank, self.ranks.ranks, (self.device,), self.cell.ranks)
+        # One process that drives all places has a device for each; several may be the same CPU.
+        devices = (self.device,) * (self.cell.ranks // self.ranks.ranks)
+        world = World(self.ranks.rank, self.ranks.ranks, devices, self.cell.ranks)
         context = Context(
             world=world,
             comm=self.ranks.comm,
@@ -178,7 +180,8 @@ class Job:
 
     def memory(self, strategy: Strategy) -> None:
         """Peak tensor bytes of every place, and peak memory of every process."""
-        for place, held in enumerate(self.ranks.each(float(strategy.tensor_bytes))):
+        of_rank = torch.tensor(strategy.tensor_bytes, dtype=torch.float64)
+        for place, held in enumerate(self.ranks.by_rank(of_rank).flatten().tolist()):
             self.measure("peak_tensor_bytes", held, "max", place=place)
         if self.device.type == "cuda":
             peak = float(torch.cuda.max_memory_allocated(self.device))

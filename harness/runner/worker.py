@@ -38,15 +38,15 @@ def main(folder: Path) -> int:
     try:
         if cell.engine == "virtual":
             VirtualWorld(cell.ranks).run(lambda comm: run_rank(folder, comm))
-        elif cell.ranks > 1:
+        elif cell.engine == "local":
+            run_rank(folder, LocalCommunicator(torch.device(cell.device), places=cell.ranks))
+        else:
             dist.init_process_group("gloo", timeout=RENDEZVOUS_TIMEOUT)
             run_rank(folder, GlooCommunicator())
             # gloo aborts processes that exit with a live group.
             dist.barrier()
             dist.destroy_process_group()
             gc.collect()
-        else:
-            run_rank(folder, LocalCommunicator(torch.device(cell.device)))
     except Exception as error:
         traceback.print_exc()
         status: Status = "oom" if isinstance(error, MemoryError | torch.OutOfMemoryError) else "failed"

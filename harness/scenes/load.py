@@ -14,11 +14,13 @@ import torch
 
 from cuda_src.camera import Camera
 from harness.errors import UserError
+from harness.scenes.city import city_scene
 from harness.scenes.colmap import find_model, read_colmap
 from harness.scenes.photographs import Photograph, PhotographSource, check_sizes, hash_file, reduced
 from harness.scenes.ply import read_gaussians
 from harness.scenes.points import chosen_points, points_in_view
 from harness.scenes.scene import HOLD_OUT, PointCloud, Scene, camera_extent
+from harness.scenes.tile import tiled
 from harness.scenes.transforms import find_transforms, read_transforms
 from harness.suite.cell import SceneSpec
 
@@ -35,8 +37,6 @@ def load_scene(spec: SceneSpec, size: tuple[int, int] | None, device: torch.devi
     they are. device: where the city is generated. Raises UserError for what is missing, damaged or inconsistent.
     """
     if spec.city is not None:
-        from harness.scenes.city import city_scene  # its ray caster costs seconds to import
-
         if size is None:
             raise UserError("size is null; expected [width, height], since the city's images have no size of their own")
         scene = city_scene(spec, size, device)
@@ -48,8 +48,6 @@ def load_scene(spec: SceneSpec, size: tuple[int, int] | None, device: torch.devi
         digest = hashlib.sha256(f"{scene.content_hash} model {hash_file(model)}".encode())
         scene = replace(scene, gaussians=gaussians, content_hash=digest.hexdigest())
     if spec.tile != (1, 1):
-        from harness.scenes.tile import tiled
-
         scene = tiled(scene, spec.tile)
     return scene
 

@@ -12,7 +12,7 @@ from harness.suite import validation
 from harness.suite.cell import Cell
 from harness.suite.grammar import Axis, Ladder, Suite
 from harness.suite.settings import leaves, lookup, merged, plain, short_text, single
-from harness.suite.yaml_source import LocatedList, LocatedMap
+from harness.suite.yaml_source import LocatedList, LocatedMap, yaml_text
 from strategies.registry import strategies
 
 MAX_POINTS = 10_000
@@ -94,7 +94,7 @@ def without_excluded(points: list[Point], exclude: Iterable[LocatedMap], strict:
 
 
 def _entry_text(entry: LocatedMap) -> str:
-    return ", ".join(f"{key}: {short_text(value)}" for key, value in leaves(entry))
+    return ", ".join(f"{key}: {yaml_text(value)}" for key, value in leaves(entry))
 
 
 def excludes(entry: LocatedMap, point: Point) -> bool:

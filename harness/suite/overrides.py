@@ -41,7 +41,7 @@ def parse_overrides(texts: Iterable[str]) -> list[Override]:
     """The overrides of `key=value` texts, the values in YAML. Raises UserError."""
     overrides: list[Override] = []
     for text in texts:
-        place = Place(f"--set {text}")
+        place = Place(f"--set {' '.join(text.split())}")
         key, equals, value_text = text.partition("=")
         key = key.strip()
         if not equals or not key:
@@ -147,7 +147,7 @@ def parse_filters(texts: Iterable[str]) -> list[Filter]:
     """The filters of `key=value[,value]` texts. Raises UserError for an unknown key."""
     filters = []
     for text in texts:
-        place = Place(f"--only {text}")
+        place = Place(f"--only {' '.join(text.split())}")
         key, equals, values = text.partition("=")
         patterns = tuple(value.strip() for value in values.split(",") if value.strip())
         if not equals or not key.strip() or not patterns:

@@ -20,6 +20,7 @@ from harness.errors import UserError
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 24
+MAX_KEY = 100
 """Suites are written by hand: larger or deeper files are mistakes, and a hostile one shall not cost memory."""
 
 
@@ -165,9 +166,9 @@ def _mapping(node: yaml.MappingNode, here: Place, place: Any) -> LocatedMap:
         key_place = place(key_node.start_mark)
         if key_node.tag == _MERGE:
             raise key_place.error("merge keys (<<) are not supported")
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise key_place.error("a key must be a plain word")
         key = str(key_node.value)
+        if not isinstance(key_node, yaml.ScalarNode) or len(key) > MAX_KEY or not key.isprintable():
+            raise key_place.error(f"a key must be a word of at most {MAX_KEY} characters")
         if key in mapping:
             first = mapping.key_places[key].line
             raise key_place.error(f"{key}: given twice, first on line {first}; expected once")

@@ -144,7 +144,7 @@ class Communicator(ABC):
     def off_the_record(self) -> Iterator[None]:
         """Inside, collectives leave no trace in the ledger or the seconds: for the harness's own questions."""
         kept = self.ledger, self.exposed_seconds, self.hidden_seconds
-        self.ledger, self.exposed_seconds, self.hidden_seconds = Ledger(self.ranks), {}, {}
+        self.ledger, self.exposed_seconds, self.hidden_seconds = Ledger(kept[0].places), {}, {}
         try:
             yield
         finally:
@@ -160,12 +160,16 @@ class Communicator(ABC):
 
 
 class LocalCommunicator(Communicator):
-    """One rank alone: what it sends it receives."""
+    """One rank alone: what it sends it receives.
+
+    places: of the job; a strategy whose one process drives many devices enters their traffic in the ledger itself.
+    """
 
     engine = "local"
 
-    def __init__(self, device: torch.device | str = "cpu"):
+    def __init__(self, device: torch.device | str = "cpu", places: int = 1):
         super().__init__(0, 1, torch.device(device))
+        self.ledger = Ledger(places)
 
     def _exchange(self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]) -> Transfer:
         return Transfer(lambda: send)

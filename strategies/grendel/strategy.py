@@ -106,8 +106,8 @@ class Grendel(Strategy):
         return self._images_seen
 
     @property
-    def tensor_bytes(self) -> int:
-        return self.gaussians.bytes + sum(w.peak_bytes for w in (*self.workspaces, self.shared))
+    def tensor_bytes(self) -> list[int]:
+        return [self.gaussians.bytes + sum(w.peak_bytes for w in (*self.workspaces, self.shared))]
 
     def _exchange_splats(
         self, regions: Regions, degree: int, works: Sequence[Workspace]

@@ -83,5 +83,5 @@ class Single(Strategy):
         return self._images_seen
 
     @property
-    def tensor_bytes(self) -> int:
-        return self.gaussians.bytes + sum(w.peak_bytes for w in (*self.workspaces, self.shared))
+    def tensor_bytes(self) -> list[int]:
+        return [self.gaussians.bytes + sum(w.peak_bytes for w in (*self.workspaces, self.shared))]

@@ -45,9 +45,9 @@ def assert_losses_agree(parity, ours: Loss, exact: Loss):
     for name in ("value", "l1", "ssim"):
         actual, expected = getattr(ours, name), getattr(exact, name)
         assert actual.shape == ()
-        # A share of the image's mean: absolute, since regions of little weight add little.
-        assert abs(actual.item() - expected.item()) <= 1e-5, name
-    # SSIM's variances are differences of float32 second moments: 1e-7 over C2 = 9e-4.
+        # A share of the image's mean: absolute, since regions of little weight add little. SSIM's variances are
+        # differences of float32 second moments, so one pixel's SSIM is off by up to 1e-7 / C2 = 1e-4.
+        assert abs(actual.item() - expected.item()) <= 1e-5 + 1e-4 / exact.gradient[..., 0].numel(), name
     parity.close(ours.gradient, exact.gradient, 1e-4, "gradient")
 
 

@@ -178,6 +178,18 @@ def test_the_splat_that_would_bring_transmittance_below_the_stop_is_not_blended(
         assert raster.transmittance.item() == 0.5
 
 
+def test_a_pixel_that_starts_below_the_stop_stops_at_the_first_splat_it_does_not_skip(parity, backend):
+    view = parity.view(6, gaussians=1, width=16, height=1)
+    records = torch.tensor([[0.5, 0.5, 1.0, 0.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0, 3.0]])
+    splats = Splats(torch.arange(1), torch.arange(1), records)
+    kernels = parity.kernels(backend)
+    bins = bin_splats(kernels, splats, view.camera, Workspace())
+    raster = raster_forward(kernels, splats, bins, view.camera, Workspace(), torch.zeros(1, 16))
+    # exp(-x^2 / 2) falls below 1/255 four pixels away.
+    assert raster.stopped.tolist() == [[1] * 4 + [0] * 12]
+    assert (raster.last == 0).all()
+
+
 def test_nothing_visible_leaves_black_and_full_transmittance(parity, backend):
     kernels, view = parity.kernels(backend), parity.view(7).only([])
     both = composite_both(parity, kernels, view)
