@@ -21,7 +21,8 @@ class StrategyInfo:
 
     name: as suites write it. summary: one sentence for `list`. options: typed model of its mechanisms; an ablation
     is one option's value. implementation: "module:Class", imported by the worker only. processes: `per_device`
-    (one process a rank) or `one` (one process drives all). engines: how its ranks may talk, best first.
+    (one process a rank) or `one` (one process drives all). engines: how its ranks may talk, best first;
+    `local` is one process, and so one rank unless that process drives all places.
     max_ranks: None for any number. exact_when: in which settings it equals `single` (design's definition).
     """
 

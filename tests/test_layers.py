@@ -32,7 +32,7 @@ def imported_layers(source: str) -> dict[str, int]:
         for name in names:
             layer = name.split(".")[0]
             if layer in MAY_IMPORT:
-                found.setdefault(layer, node.lineno)  # type: ignore[attr-defined]
+                found.setdefault(layer, node.lineno)
     return found
 
 

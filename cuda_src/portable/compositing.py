@@ -11,12 +11,11 @@ import math
 
 import numpy as np
 import torch
-from numba import njit
 
 from cuda_src import layout
 from cuda_src.camera import TILE, Camera
 from cuda_src.operators import Bins, KernelSet, Raster, Splats
-from cuda_src.portable.scalar import HALF, LARGEST, ONE, ZERO, f32, finite_or_zero, loop, piece
+from cuda_src.portable.scalar import HALF, LARGEST, ONE, ZERO, exact_sum, f32, finite_or_zero, loop, piece
 from cuda_src.portable.scalar_compositing import blend, unblend
 from cuda_src.portable.scalar_footprint import footprint_reach, half_extent
 from cuda_src.portable.threads import run_ranges, weighted_ranges
@@ -73,7 +72,7 @@ def _blend_rows(state, living, first, end, dx, dy, record, number, alpha_min, al
             row[_LAST + i] = number if weight > ZERO else row[_LAST + i]
 
 
-@njit(nogil=True, fastmath={"reassoc", "nsz"}, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@exact_sum
 def _living_rows(state, alive_rows):
     """Mark the rows that still have a pixel that did not stop; how many. Sums of zeros and ones are exact."""
     count = 0
@@ -82,7 +81,8 @@ def _living_rows(state, alive_rows):
         for i in range(TILE):
             living += state[_ALIVE + y * TILE + i]
         alive_rows[y] = living
-        count += living > ZERO
+        if living > ZERO:
+            count += 1
     return count
 
 

@@ -35,9 +35,10 @@ _SH = 11
 
 
 def view_constants(kernels: KernelSet, camera: Camera) -> np.ndarray:
-    """What the kernels need of a view and a convention, [22] float32.
+    """What the kernels need of a view and a convention, [23] float32.
 
-    0-8 rotation, 9-11 centre, 12-15 fx fy cx cy, 16-19 bounds of x/z and y/z, 20 near plane, 21 dilation.
+    0-8 rotation, 9-11 centre, 12-15 fx fy cx cy, 16-19 bounds of x/z and y/z, 20 near plane, 21 dilation,
+    22 far plane.
     """
     convention = kernels.convention
     bounds: list[float] = []
@@ -55,6 +56,7 @@ def view_constants(kernels: KernelSet, camera: Camera) -> np.ndarray:
             *bounds,
             convention.near,
             convention.dilation,
+            camera.far,
         ],
         dtype=np.float32,
     )
@@ -106,7 +108,7 @@ def _project_row(gaussian, view, sh_degree, alpha_min, record):
     ox, oy, oz = gaussian[0] - view[9], gaussian[1] - view[10], gaussian[2] - view[11]
     x, y, z = to_view(rotation, ox, oy, oz)
     # Written so that not-a-number is culled.
-    if not (z >= view[20] and finite(z)):
+    if not (z >= view[20] and z <= view[22] and finite(z)):
         return False
     opacity = sigmoid(gaussian[10])
     if not opacity >= alpha_min:

@@ -30,11 +30,18 @@ _LN2_LOW = f32(-2.12194440e-4)
 _EXP2, _EXP3, _EXP4, _EXP5, _EXP6 = f32(1 / 2), f32(1 / 6), f32(1 / 24), f32(1 / 120), f32(1 / 720)
 
 
+# For callers in compiled code only: the wrappers for Python callers cost compile time.
+_INNER: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
 def scalar(function: Callable[..., Any]) -> Any:
-    """Decorator of a scalar function: compiled for its callers only, inlined by LLVM, without Python wrappers."""
-    return njit(nogil=True, error_model="numpy", fastmath=_FAST_MATH, no_cpython_wrapper=True, no_cfunc_wrapper=True)(
-        function
-    )
+    """Decorator of a scalar function: compiled for its callers, which inline it."""
+    return njit(**_INNER, fastmath=_FAST_MATH)(function)
+
+
+def exact_sum(function: Callable[..., Any]) -> Any:
+    """Decorator of a part of a loop whose sums are exact in any order, so that they may be reordered."""
+    return njit(**_INNER, fastmath={*_FAST_MATH, "reassoc"})(function)
 
 
 piece = scalar

@@ -32,7 +32,7 @@ def resolve(cell: Cell, info: StrategyInfo, machine: Machine) -> Cell:
 def _best_engine(ranks: int, device: str, info: StrategyInfo, machine: Machine) -> str:
     """The first engine the strategy offers that fits; on a CPU with too few cores `virtual`, which needs only one."""
     usable = [engine for engine in info.engines if device == "cuda" or engine not in CUDA_ENGINES]
-    if ranks == 1:
+    if ranks == 1 or info.processes == "one":
         return "local" if "local" in usable or not usable else usable[0]
     several = [engine for engine in usable if engine != "local"]
     if device == "cpu" and ranks > machine.cpus and "virtual" in several:
@@ -47,7 +47,7 @@ def skip_reason(cell: Cell, info: StrategyInfo, machine: Machine) -> str | None:
         return f"{info.name} computes on {places}"
     if cell.engine not in info.engines:
         return f"engine {cell.engine}: not offered by {info.name}"
-    if cell.engine == "local" and cell.ranks > 1:
+    if cell.engine == "local" and cell.ranks > 1 and info.processes == "per_device":
         return "engine local: one rank only"
     if cell.precision == "float64" and cell.kernels != "reference":
         return f"kernels {cell.kernels}: precision float64 needs reference"

@@ -87,7 +87,7 @@ def memory_text(count: int | None) -> str:
     while size >= 1024 and len(units) > 1:
         size /= 1024
         units.pop(0)
-    return f"{size:.3g} {units[0]}"
+    return f"{size:.3g} {units[0]}" if size < 1000 else f"{size:,.0f} {units[0]}"
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

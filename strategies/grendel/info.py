@@ -34,6 +34,6 @@ INFO = StrategyInfo(
     summary="Gaussian-level exchange: splats go to the pixels they touch, gradients come back to their owner",
     options=GrendelOptions,
     implementation="strategies.grendel.strategy:Grendel",
-    engines=("gloo", "virtual"),
+    engines=("local", "gloo", "virtual"),
     exact_when="ssim_halo: exact and min_opacity: 0, on any number of ranks",
 )

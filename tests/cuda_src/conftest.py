@@ -85,7 +85,7 @@ def build_view(
 
 
 def kernels(backend: str, convention: str = "standard", **settings: object) -> KernelSet:
-    return KernelSet(backend, convention=CONVENTIONS[convention], **settings)  # type: ignore[arg-type]
+    return KernelSet(backend, convention=CONVENTIONS[convention], **settings)
 
 
 def in_float64(kernels: KernelSet) -> KernelSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -188,6 +189,23 @@ def test_a_pixel_that_starts_below_the_stop_stops_at_the_first_splat_it_does_not
     # exp(-x^2 / 2) falls below 1/255 four pixels away.
     assert raster.stopped.tolist() == [[1] * 4 + [0] * 12]
     assert (raster.last == 0).all()
+
+
+def test_pixels_where_rounding_made_the_exponent_positive_are_skipped(parity, backend):
+    """A conic that rounding left indefinite would otherwise grow without bound along one diagonal."""
+    view = parity.view(6, gaussians=1, width=16, height=16)
+    records = torch.tensor([[8.5, 8.5, 1.0, 2.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 9.0]])
+    splats = Splats(torch.arange(1), torch.arange(1), records)
+    kernels = parity.kernels(backend)
+    bins = bin_splats(kernels, splats, view.camera, Workspace())
+    raster = raster_forward(kernels, splats, bins, view.camera, Workspace())
+    assert raster.colour[8, 8, 0].item() == 0.5
+    assert raster.colour[9, 9, 0].item() == pytest.approx(0.5 * math.exp(-3), rel=1e-5)
+    assert raster.colour[7, 9, 0].item() == 0
+    gradient = raster_backward(
+        kernels, splats, bins, raster, view.camera, torch.ones(16, 16, 3), Workspace(), grad_depth=torch.ones(16, 16)
+    )
+    assert torch.isfinite(gradient).all()
 
 
 def test_nothing_visible_leaves_black_and_full_transmittance(parity, backend):

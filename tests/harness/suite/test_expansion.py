@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.errors import UserError
 from harness.suite.cell import Cell
 from harness.suite.expansion import expand
 from harness.suite.grammar import understand
@@ -346,3 +347,23 @@ def test_only_preparations_that_are_used_are_planned(suite_file: SuiteFile, lapt
     assert [p.cell.scene.city for p in plan(file, only=["name=street"], machine=laptop).cells] == ["small_street"] * 2
     preparation = plan(file, machine=laptop).cells[0]
     assert plan(file, only=[f"cell={preparation.cell_id}"], machine=laptop).cells == (preparation,)
+
+
+@pytest.mark.usefixtures("more_strategies")
+def test_the_devices_section_may_change_a_part_of_a_ladder(cells: Cells) -> None:
+    found = cells(
+        "ladder: {strategy: weaver, steps: [{prune: true}], axes: {ranks: [4, 8]}}\n"
+        "by_device: {cpu: {ladder: {axes: {ranks: [2]}}}}\n"
+    )
+    assert [(c.name, c.ranks) for c in found] == [("base", 2), ("+prune=true", 2)]
+
+
+def test_stop_is_a_setting_of_every_cell_that_cases_may_change(cells: Cells) -> None:
+    found = cells("stop: {noise: 0.2, max_seconds: 5}\ncases: [{name: a}, {name: b, batch: 2, stop: {noise: 0.3}}]\n")
+    assert [(c.stop.noise, c.stop.max_seconds, c.stop.min_passes) for c in found] == [(0.2, 5, 10), (0.3, 5, 10)]
+
+
+def test_more_combinations_than_anyone_means_are_refused(suite_file: SuiteFile, laptop: Machine) -> None:
+    axes = ", ".join(f"{key}: {list(range(1, 23))}" for key in ("ranks", "batch", "seed"))
+    with pytest.raises(UserError, match=r"^s\.yaml:2: axes: 10648 combinations; expected at most 10000$"):
+        plan(suite_file(f"suite: 1\naxes: {{{axes}}}\n"), machine=laptop)
