@@ -22,6 +22,7 @@ from harness.measure.clock import StageClock
 from harness.records.schema import METRICS, Measurement, RecordImage, SceneFacts, WorkerResult
 from harness.runner.ranks import Ranks
 from harness.scenes.load import load_scene
+from harness.scenes.ply import read_gaussians
 from harness.scenes.points import PointSource
 from harness.scenes.scene import Scene
 from harness.suite.cell import Cell
@@ -58,6 +59,9 @@ class Job:
     kernels: KernelSet
     clock: StageClock
     prepared: Path | None = None
+    """Folder whose gaussians.ply replaces the scene's Gaussians."""
+    preparation: bool = False
+    """Whether others start from what this cell trains, so that it leaves its Gaussians too."""
     invalid: str | None = None
     """Set to the reason when what was measured must not be used."""
     facts: SceneFacts | None = None
@@ -83,7 +87,8 @@ class Job:
             threads=cell.threads,
         )
         prepared = Path(described["prepared"]) if described.get("prepared") else None
-        return cls(folder, cell, Ranks(comm), device, kernels, StageClock(device, comm.now), prepared)
+        clock = StageClock(device, comm.now)
+        return cls(folder, cell, Ranks(comm), device, kernels, clock, prepared, described["preparation"])
 
     @property
     def leads(self) -> bool:
@@ -95,8 +100,6 @@ class Job:
         scene = load_scene(self.cell.scene, self.cell.size, self.device)
         source: GaussianSource | None
         if self.prepared is not None:
-            from harness.scenes.ply import read_gaussians
-
             source = read_gaussians(self.prepared / "gaussians.ply")
         elif from_points and self.cell.scene.model is None:
             source = PointSource(scene.points) if scene.points is not None else None

@@ -68,7 +68,7 @@ def run(job: Job) -> None:
     job.measure("gaussians_count", job.ranks.total(sum(len(s.ids) for s in strategy.shards())), "last")
     job.traffic(steps)
     job.memory(strategy)
-    if job.cell.name is not None and job.cell.name.startswith("prepare:"):
+    if job.preparation:
         write_gaussians(job.folder / "gaussians.ply", strategy.shards(), source.count)
 
 
