@@ -11,7 +11,8 @@ use_disk_cache()
 from cuda_src.portable.adam import adam_rows  # noqa: E402
 from cuda_src.portable.binning import bin_splats  # noqa: E402
 from cuda_src.portable.compilation import compile_all  # noqa: E402
-from cuda_src.portable.compositing import raster_backward, raster_forward  # noqa: E402
+from cuda_src.portable.compositing import raster_forward  # noqa: E402
+from cuda_src.portable.compositing_gradient import raster_backward  # noqa: E402
 from cuda_src.portable.loss import l1_ssim  # noqa: E402
 from cuda_src.portable.projection import project, project_backward  # noqa: E402
 

@@ -9,6 +9,7 @@ import torch
 
 from cuda_src import layout
 from cuda_src.operators import KernelSet
+from cuda_src.portable.arrays import array
 from cuda_src.portable.scalar import f32, loop
 from cuda_src.portable.scalar_adam import adam, usable_gradient
 from cuda_src.portable.threads import even_ranges, run_ranges
@@ -74,10 +75,10 @@ def adam_rows(
         parameters.detach().numpy(),
         moment1.numpy(),
         moment2.numpy(),
-        rows.numpy(),
-        gradients.detach().contiguous().numpy(),
-        views.numpy(),
-        rates.numpy(),
+        array(rows),
+        array(gradients),
+        array(views),
+        array(rates),
         _powers(int(views.max()), beta1, beta2, epsilon, images_seen),
         f32(1 / math.sqrt(1 - beta2**images_seen)),
     )

@@ -11,6 +11,7 @@ import torch
 
 from cuda_src.camera import Camera
 from cuda_src.operators import Bins, KernelSet, Splats
+from cuda_src.portable.arrays import array
 from cuda_src.portable.scalar import f32, loop, piece
 from cuda_src.portable.scalar_footprint import (
     ellipse_meets,
@@ -164,7 +165,7 @@ def bin_splats(
         tiles = index = all_tiles(camera, workspace)
     else:
         index = _tile_index(camera, tiles, workspace)
-    records, ids = splats.records.detach().numpy(), splats.ids.numpy()
+    records, ids = array(splats.records), array(splats.ids)
     footprint = (f32(kernels.convention.alpha_min), kernels.footprint == "ellipse", index.numpy())
     size = (camera.width, camera.height)
     ranges = even_ranges(splats.count, kernels.threads)

@@ -13,7 +13,8 @@ from cuda_src.camera import Camera
 from cuda_src.operators import KernelSet
 from cuda_src.portable.adam import adam_rows
 from cuda_src.portable.binning import bin_splats
-from cuda_src.portable.compositing import raster_backward, raster_forward
+from cuda_src.portable.compositing import raster_forward
+from cuda_src.portable.compositing_gradient import raster_backward
 from cuda_src.portable.loss import l1_ssim
 from cuda_src.portable.projection import project, project_backward
 from cuda_src.workspace import Workspace

@@ -30,4 +30,4 @@ def source_key() -> str:
 
 def use_disk_cache() -> None:
     """Point Numba at the folder of this key; decorators read it, so call this before the first of them runs."""
-    setattr(numba.config, "CACHE_DIR", str(cache_directory("numba") / source_key()))
+    numba.config.CACHE_DIR = str(cache_directory("numba") / source_key())  # type: ignore[attr-defined]

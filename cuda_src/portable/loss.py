@@ -17,6 +17,7 @@ import torch
 
 from cuda_src.camera import TILE
 from cuda_src.operators import Halo, KernelSet, Loss
+from cuda_src.portable.arrays import array
 from cuda_src.portable.scalar import ONE, TWO, ZERO, f32, finite_or_zero, loop, piece
 from cuda_src.portable.scalar_loss import REACH, SHIFT, W0, W1, W2, W3, W4, W5, byte_value, sign, ssim, window
 from cuda_src.portable.threads import even_ranges, run_ranges
@@ -303,9 +304,9 @@ def l1_ssim(
     derivatives = workspace.take("loss.derivatives", (_DERIVATIVES, height + 2 * REACH, 3 * width)).numpy()
     totals = workspace.zeros("loss.totals", (height, 2))
     gradient = (workspace.take if whole else workspace.zeros)("loss.gradient", (height, width, 3))
-    x = image.detach().contiguous().view(height, 3 * width).numpy()
-    y = target.contiguous().view(height, 3 * width).numpy()
-    m = (workspace.zeros("loss.no_mask", (1, 1), torch.uint8) if mask is None else mask.contiguous()).numpy()
+    x = array(image).reshape(height, 3 * width)
+    y = array(target).reshape(height, 3 * width)
+    m = array(workspace.zeros("loss.no_mask", (1, 1), torch.uint8) if mask is None else mask)
     listed = inside.numpy()
 
     run_ranges(

@@ -10,6 +10,7 @@ import torch
 from cuda_src import layout
 from cuda_src.camera import Camera
 from cuda_src.operators import KernelSet, Splats
+from cuda_src.portable.arrays import array
 from cuda_src.portable.binning import all_tiles, count_tiles
 from cuda_src.portable.scalar import HALF, ONE, ZERO, f32, finite, finite_or_zero, loop, piece
 from cuda_src.portable.scalar_harmonics import sh_basis, sh_sum, sh_sum_gradient
@@ -218,7 +219,7 @@ def project(
     own_ids = workspace.take("project.ids", (count,), torch.int64)
     records = workspace.take("project.records", (count, layout.RECORD))
     kept = [0] * len(ranges)
-    arrays = (parameters.detach().numpy(), ids.numpy(), view_constants(kernels, camera), sh_degree)
+    arrays = (array(parameters), array(ids), view_constants(kernels, camera), sh_degree)
     footprint = (
         f32(kernels.convention.alpha_min),
         kernels.footprint == "ellipse",
@@ -254,12 +255,12 @@ def project_backward(
     """See `cuda_src.operators.project_backward`."""
     out = workspace.take("project_backward.gradients", (splats.count, layout.PARAMETERS))
     arrays = (
-        parameters.detach().numpy(),
-        splats.rows.numpy(),
-        splats.records.detach().numpy(),
+        array(parameters),
+        array(splats.rows),
+        array(splats.records),
         view_constants(kernels, camera),
         sh_degree,
-        gradients.detach().contiguous().numpy(),
+        array(gradients),
         out.numpy(),
     )
     run_ranges(

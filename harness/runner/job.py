@@ -118,12 +118,12 @@ class Job:
             height=scene.cameras[0].height,
             workload_hash=scene.content_hash,
             credit=scene.credit,
-            synthetic_stand_in=self.cell.device == "cpu" and self.cell.scene.city is not None,
+            synthetic_stand_in=self.cell.scene.stand_in,
         )
         return scene, source
 
-    def strategy(self, scene: Scene, source: GaussianSource, training: Training) -> Strategy:
-        """The cell's strategy, set up with its share of the Gaussians."""
+    def strategy(self, scene: Scene, source: GaussianSource, training: Training, batch: int | None = None) -> Strategy:
+        """The cell's strategy, set up with its share of the Gaussians; batch: the cell's own unless given."""
         assert scene.images is not None
         info = strategy_info(self.cell.strategy)
         self.phase("setting up the strategy")
@@ -138,7 +138,7 @@ class Job:
             clock=self.clock,
             training=training,
             cameras=scene.cameras,
-            batch=self.cell.batch,
+            batch=batch or self.cell.batch,
             seed=self.cell.seed,
             bounds=source.bounds,
             extent=scene.extent,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from harness.errors import EXIT_FAILED, EXIT_OK, UserError
 from harness.records.schema import Status, WorkerResult
-from harness.runner import scenario_kernels, scenario_throughput, scenario_train
+from harness.runner import scenario_kernels, scenario_throughput, scenario_train, scenario_updates
 from harness.runner.job import Job, write_result
 from harness.suite.cell import Cell
 from strategies.distribution.communicator import Communicator, LocalCommunicator
@@ -28,6 +28,7 @@ SCENARIOS = {
     "train": scenario_train.run,
     "throughput": scenario_throughput.run,
     "kernels": scenario_kernels.run,
+    "updates": scenario_updates.run,
 }
 
 

@@ -74,7 +74,7 @@ class Cell(Frozen):
     suite: str
     name: str | None = None
     """Of the case or ladder step; None for a point of the axes' product."""
-    scenario: Literal["train", "throughput", "kernels"] = "throughput"
+    scenario: Literal["train", "throughput", "kernels", "updates"] = "throughput"
     strategy: str = "single"
     options: dict[str, Any] = Field(default_factory=dict)
     """The strategy's own, validated by its model; canonical: only those that differ from its defaults."""

@@ -18,6 +18,9 @@ class Training(BaseModel):
 
     optimizer: Literal["dense", "visible", "touched"] = "visible"
     """Which rows a step moves: all; footprint on at least one tile in a view of the step; non-zero gradient."""
+    batch_rule: Literal["rows", "batch", "none"] = "rows"
+    """How a step of b views moves a row that v of them see: averaged over v with rate sqrt(v) and beta^v (`dense`
+    counts v = b); the same with b for every row (Grendel); averaged over b with the rates of batch 1."""
     convention: Literal["standard", "inria", "gsplat153"] = "standard"
     footprint: Literal["ellipse", "square"] = "ellipse"
     t_stop: float = Field(1e-4, ge=0, lt=1)

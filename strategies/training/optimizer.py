@@ -35,6 +35,11 @@ class RowAdam:
     def step(self, gaussians: Gaussians, images_seen: int) -> None:
         """Move the Gaussians; images_seen: by the job, this step's images included."""
         rows, gradients, views = self._merged(gaussians.count)
+        batch = len(self._rows)
+        if self._training.batch_rule == "batch":
+            views = torch.full_like(views, batch)
+        elif self._training.batch_rule == "none":
+            gradients, views = gradients / batch, torch.ones_like(views)
         self._rows, self._gradients = [], []
         rates = column_rates(self._training, self._extent, images_seen).to(self._kernels.dtype)
         adam_rows(
