@@ -23,6 +23,25 @@ from cuda_src.workspace import Workspace
 Footprint = Literal["ellipse", "square"]
 Halo = Literal["exact", "none"]
 
+LOSS_BLOCK = 32
+"""Side of the blocks at whose borders `LossWindow("tile")` cuts SSIM's windows, pixels: a pair of tiles."""
+
+
+@dataclass(frozen=True)
+class LossWindow:
+    """What SSIM's windows see, and so what a fused raster must keep at hand.
+
+    kind: `exact`, the whole image; `tile`, cut at the borders of blocks of 32 x 32 pixels (and of the image) and
+    renormalised; `l1`, no SSIM at all: the loss is L1 alone. offset: of `tile`, pixels x, y in [0, 32): block borders
+    lie at multiples of 32 less the offset.
+    """
+
+    kind: Literal["exact", "tile", "l1"] = "exact"
+    offset: tuple[int, int] = (0, 0)
+
+
+WHOLE_IMAGE = LossWindow()
+
 
 @dataclass(frozen=True)
 class KernelSet:
@@ -214,15 +233,19 @@ def l1_ssim(
     tiles: torch.Tensor | None = None,  # [K] int32 ascending; None: the whole image
     halo: Halo = "exact",
     ssim_weight: float = 0.2,
+    window: LossWindow = WHOLE_IMAGE,
 ) -> Loss:
     """(1 - w) L1 + w (1 - SSIM) of the listed tiles, with its gradient in the same pass.
 
     SSIM (Wang et al. 2004) by colour with an 11 x 11 Gaussian window, sigma 1.5, zeros beyond the image.
     The mask multiplies each pixel's loss, and the gradient of each pixel. `halo: exact`: the gradient at
     a listed pixel is the whole image's (windows reach 10 px beyond the tiles); `none`: windows are cut at the
-    tiles' border, as if the image ended there.
+    tiles' border, as if the image ended there. With a window of kind `tile` pixels beyond the image count nothing;
+    with `l1` the value is L1 and `ssim` is 0. ValueError for `halo: none` with a window that is not exact.
     """
-    return kernels.module.l1_ssim(kernels, image, target, workspace, mask, tiles, halo, ssim_weight)
+    if halo == "none" and window.kind != "exact":
+        raise ValueError(f"halo none cuts exact windows at the region's border; window {window.kind} has none there")
+    return kernels.module.l1_ssim(kernels, image, target, workspace, mask, tiles, halo, ssim_weight, window)
 
 
 def project_backward(

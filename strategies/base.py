@@ -168,6 +168,13 @@ class Strategy(ABC):
     def load(self, reader: ShardReader) -> None:
         """Replace all Gaussians by the saved ones; each rank keeps those it owns."""
 
+    def statistics(self) -> dict[str, float]:
+        """What the strategy's mechanisms did since the last call: metric name to the whole job's value. Collective.
+
+        Names are metrics of the harness; every rank returns the same. Empty for a strategy that counts nothing.
+        """
+        return {}
+
     @property
     @abstractmethod
     def images_seen(self) -> int:

@@ -23,7 +23,7 @@ from cuda_src.portable.threads import run_ranges, weighted_ranges
 from cuda_src.workspace import Workspace
 
 PLANE = TILE * TILE + TILE
-"""Distance of planes. A row more than the tile: four planes of 1 KiB apart, addresses would alias in the store buffer."""
+"""Distance of planes. A row more than the tile: planes exactly 4 KiB apart would alias in the store buffer."""
 
 # The planes.
 _T, _ALIVE, _RED, _GREEN, _BLUE, _DEPTH, _LAST = (k * PLANE for k in range(7))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cuda_src.camera import TILE
-from cuda_src.operators import Halo, KernelSet, Loss
+from cuda_src.operators import WHOLE_IMAGE, Halo, KernelSet, Loss, LossWindow
 from cuda_src.portable.arrays import array
 from cuda_src.portable.scalar import ONE, TWO, ZERO, f32, finite_or_zero, loop, piece
 from cuda_src.portable.scalar_loss import REACH, SHIFT, W0, W1, W2, W3, W4, W5, byte_value, sign, ssim, window
@@ -284,6 +284,7 @@ def l1_ssim(
     tiles: torch.Tensor | None,
     halo: Halo,
     ssim_weight: float,
+    window: LossWindow = WHOLE_IMAGE,
 ) -> Loss:
     """See `cuda_src.operators.l1_ssim`."""
     height, width = target.shape[:2]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from cuda_src.camera import TILE
-from cuda_src.operators import Halo, KernelSet, Loss
+from cuda_src.operators import LOSS_BLOCK, WHOLE_IMAGE, Halo, KernelSet, Loss, LossWindow
 from cuda_src.workspace import Workspace
 
 _WINDOW = 11
@@ -26,13 +26,34 @@ def _blurred(planes: torch.Tensor) -> torch.Tensor:
     return F.conv2d(rows, window.view(1, 1, -1, 1), padding=(_WINDOW // 2, 0))[:, 0]
 
 
-def ssim_map(image: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _blurred_blocks(planes: torch.Tensor, offset: tuple[int, int]) -> torch.Tensor:
+    """[n, H, W] under windows that see their own block of 32 x 32 and the image alone, renormalised."""
+    n, height, width = planes.shape
+    left, top = offset
+    right, bottom = -(left + width) % LOSS_BLOCK, -(top + height) % LOSS_BLOCK
+
+    def sums(values: torch.Tensor) -> torch.Tensor:
+        padded = F.pad(values, (left, right, top, bottom))
+        rows, columns = padded.shape[1] // LOSS_BLOCK, padded.shape[2] // LOSS_BLOCK
+        blocks = padded.view(-1, rows, LOSS_BLOCK, columns, LOSS_BLOCK).transpose(2, 3)
+        blurred = _blurred(blocks.reshape(-1, LOSS_BLOCK, LOSS_BLOCK))
+        whole = blurred.view(-1, rows, columns, LOSS_BLOCK, LOSS_BLOCK).transpose(2, 3).reshape(padded.shape)
+        return whole[:, top : top + height, left : left + width]
+
+    return sums(planes) / sums(torch.ones_like(planes[:1]))
+
+
+def ssim_map(image: torch.Tensor, target: torch.Tensor, window: LossWindow = WHOLE_IMAGE) -> torch.Tensor:
     """SSIM at each pixel, mean of the colours, [H, W, 3] twice -> [H, W]."""
+
+    def average(planes: torch.Tensor) -> torch.Tensor:
+        return _blurred(planes) if window.kind == "exact" else _blurred_blocks(planes, window.offset)
+
     x, y = image.permute(2, 0, 1), target.permute(2, 0, 1)
-    mean_x, mean_y = _blurred(x), _blurred(y)
-    variance_x = _blurred(x * x) - mean_x * mean_x
-    variance_y = _blurred(y * y) - mean_y * mean_y
-    covariance = _blurred(x * y) - mean_x * mean_y
+    mean_x, mean_y = average(x), average(y)
+    variance_x = average(x * x) - mean_x * mean_x
+    variance_y = average(y * y) - mean_y * mean_y
+    covariance = average(x * y) - mean_x * mean_y
     luminance = (2 * mean_x * mean_y + _C1) / (mean_x * mean_x + mean_y * mean_y + _C1)
     structure = (2 * covariance + _C2) / (variance_x + variance_y + _C2)
     return (luminance * structure).mean(dim=0)
@@ -43,11 +64,14 @@ def l1_ssim_value(
     target: torch.Tensor,  # [H, W, 3] in [0, 1]
     weights: torch.Tensor,  # [H, W]
     ssim_weight: float,
+    window: LossWindow = WHOLE_IMAGE,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Value, L1 and SSIM over the image's mean, each pixel counted with its weight; 0-d and differentiable."""
     share = weights / weights.numel()
     l1 = (share * (image - target).abs().mean(dim=2)).sum()
-    ssim = (share * ssim_map(image, target)).sum()
+    if window.kind == "l1":
+        return l1, l1, torch.zeros_like(l1)
+    ssim = (share * ssim_map(image, target, window)).sum()
     return (1 - ssim_weight) * l1 + ssim_weight * (share.sum() - ssim), l1, ssim
 
 
@@ -69,6 +93,7 @@ def l1_ssim(
     tiles: torch.Tensor | None,
     halo: Halo,
     ssim_weight: float,
+    window: LossWindow = WHOLE_IMAGE,
 ) -> Loss:
     height, width = target.shape[:2]
     x = image.detach().to(kernels.dtype)
@@ -88,8 +113,8 @@ def l1_ssim(
     with torch.enable_grad():
         # The mask scales a pixel's gradient besides its loss: a masked pixel is left alone by its neighbours' windows.
         masked = x.detach() + weights[..., None] * (x - x.detach())
-        whole, _, _ = l1_ssim_value(masked, y, weights, ssim_weight)
+        whole, _, _ = l1_ssim_value(masked, y, weights, ssim_weight, window)
         (gradient,) = torch.autograd.grad(whole, x)
     with torch.no_grad():
-        value, l1, ssim = l1_ssim_value(x, y, weights * inside, ssim_weight)
+        value, l1, ssim = l1_ssim_value(x, y, weights * inside, ssim_weight, window)
     return Loss(value, l1, ssim, gradient * inside[..., None])

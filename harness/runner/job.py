@@ -210,6 +210,13 @@ class Job:
                 self.seconds(metric, self.ranks.slowest(value) / steps, "mean", stage=stage)
         self.measure("collectives", sum(comm.ledger.calls.values()) / steps, "mean")
 
+    def statistics(self, strategy: Strategy, keep: bool = True) -> None:
+        """What the strategy counted since the last call; keep: as measurements, otherwise it is dropped."""
+        with self.ranks.comm.off_the_record():
+            counted = strategy.statistics()
+        for metric, value in counted.items() if keep else ():
+            self.measure(metric, value, "mean")
+
     def save_image(self, pixels: torch.Tensor, name: str, **facts: Any) -> None:
         """Keep an [H, W, 3] image in [0, 1] or uint8 beside the record."""
         if pixels.dtype != torch.uint8:

@@ -41,6 +41,7 @@ def run(job: Job) -> None:
         job.sample("passes", "step_seconds", took / steps, **{"pass": number, "warmup": warm_up})
         if warm_up:
             job.ranks.comm.clear()
+            job.statistics(strategy, keep=False)
             continue
         measured += took
         kept = seconds[WARM_UP_PASSES:]
@@ -57,6 +58,7 @@ def run(job: Job) -> None:
     job.seconds("optimizer_steps_per_second", 1.0 / step_seconds)
     job.measure("visible_gaussians", job.ranks.total(visible) / (steps * cell.batch), "mean")
     job.measure("tile_instances", instances[-1] / (steps * cell.batch), "mean")
+    job.statistics(strategy)
     job.traffic(steps * (len(seconds) - WARM_UP_PASSES))
     breakdown(job, strategy, queue, steps)
     job.measure("gaussians_count", source.count, "last")

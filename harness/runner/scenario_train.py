@@ -66,6 +66,7 @@ def run(job: Job) -> None:
     job.measure("visible_gaussians", job.ranks.total(visible) / seen, "mean")
     job.measure("tile_instances", job.ranks.total(instances) / seen, "mean")
     job.measure("gaussians_count", job.ranks.total(sum(len(s.ids) for s in strategy.shards())), "last")
+    job.statistics(strategy)
     job.traffic(steps)
     job.memory(strategy)
     if job.preparation:

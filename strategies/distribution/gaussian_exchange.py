@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 
 from cuda_src.layout import GRADIENT, RECORD, RECORD_OPACITY
 from cuda_src.operators import Bins, Splats
+from strategies.distribution.codec import CODECS, Outgoing, nonzero_rows
 from strategies.distribution.communicator import Communicator
 
 FORWARD_BYTES = 44
@@ -28,16 +30,16 @@ PADDED_RECORD = 16
 class Route:
     """Where the records of a batch went and came from.
 
-    splats: this rank's, by view. sent: by view, the splat of each record, in order of destination. send_counts,
-    receive_counts: [views, ranks] int64. order: permutation from view-major to destination-major records, and
-    arrived: from source-major to view-major.
+    splats: this rank's, by view. sent: the splat of each record, numbered through the views one after another, by
+    destination, then view. received: stable ids of the records that came, by source, then view. send_counts,
+    receive_counts: [views, ranks] int64. arrived: permutation from source-major to view-major records.
     """
 
     splats: Sequence[Splats]
-    sent: Sequence[torch.Tensor]
+    sent: torch.Tensor
+    received: torch.Tensor
     send_counts: torch.Tensor
     receive_counts: torch.Tensor
-    order: torch.Tensor
     arrived: torch.Tensor
 
 
@@ -68,12 +70,19 @@ def above_opacity(least: float) -> Callable[[Splats], torch.Tensor] | None:
 class GaussianExchange:
     """Sends records forward and gradients backward, on one communicator.
 
-    pad: records travel as 64 B, aligned; the padding is metadata.
+    pad: records travel as 64 B, aligned; the padding is metadata. codec: how gradients travel (`CODECS`).
+    `zeros` of `records` sent back since `clear` had a gradient of exactly zero, whatever the codec.
     """
 
-    def __init__(self, comm: Communicator, pad: bool = False):
+    def __init__(self, comm: Communicator, pad: bool = False, codec: str = "dense"):
         self.comm = comm
         self.width = PADDED_RECORD if pad else RECORD
+        self.codec = CODECS[codec]()
+        self.zeros = self.records = 0
+
+    def clear(self) -> None:
+        """Start a new window of the counters."""
+        self.zeros = self.records = 0
 
     def forward(
         self,
@@ -99,6 +108,8 @@ class GaussianExchange:
             send_counts[view] = torch.bincount(destination, minlength=ranks)
         counted = comm.counts("exchange_forward", send_counts.T.contiguous())
         order = _regroup(send_counts)
+        before = [0, *accumulate(s.count for s in splats)]
+        numbered = torch.cat([rows + first for rows, first in zip(sent, before, strict=False)])[order]
         records = torch.cat([s.records[rows] for s, rows in zip(splats, sent, strict=True)])[order]
         ids = torch.cat([s.ids[rows] for s, rows in zip(splats, sent, strict=True)])[order]
         receive_counts = counted.wait().T.contiguous()
@@ -114,27 +125,26 @@ class GaussianExchange:
             Splats(torch.arange(len(r)), i, r[:, :RECORD].contiguous())
             for r, i in zip(received[arrived].split(lengths), received_ids[arrived].split(lengths), strict=True)
         ]
-        return by_view, Route(splats, sent, send_counts, receive_counts, order, arrived)
+        return by_view, Route(splats, numbered, received_ids, send_counts, receive_counts, arrived)
 
-    def backward(self, route: Route, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def backward(self, route: Route, gradients: Sequence[torch.Tensor], views: Sequence[int]) -> list[torch.Tensor]:
         """By view: gradients of this rank's own splats, [V, GRADIENT], summed over the ranks that rendered them.
 
-        gradients: by view [received, GRADIENT], as raster_backward left them.
+        gradients: by view [received, GRADIENT], as raster_backward left them. views: the batch's view numbers.
         """
         stacked = torch.cat([g[:, :GRADIENTS_SENT] for g in gradients])
         rows = torch.empty_like(stacked)
         rows[route.arrived] = stacked
-        to, back = route.receive_counts.sum(0).tolist(), route.send_counts.sum(0).tolist()
-        received = self.comm.exchange("exchange_backward", rows, to, back).wait()
-        partial = torch.empty_like(received)
-        partial[route.order] = received
-        totals = []
-        lengths = route.send_counts.sum(1).tolist()
-        for splats, sent, part in zip(route.splats, route.sent, partial.split(lengths), strict=True):
-            total = part.new_zeros((splats.count, GRADIENT))
-            total[:, :GRADIENTS_SENT].index_add_(0, sent, part)
-            totals.append(total)
-        return totals
+        nonzero = nonzero_rows(rows)
+        self.records += len(rows)
+        self.zeros += len(rows) - int(nonzero.sum())
+        outgoing = Outgoing(rows, nonzero, route.receive_counts.T, views, route.received)
+        incoming = self.codec.exchange(self.comm, outgoing, route.send_counts.T)
+        lengths = [s.count for s in route.splats]
+        total = rows.new_zeros((sum(lengths), GRADIENT))
+        # Sources one after another, as the positions ascend: a sum has the same bits whatever the codec leaves out.
+        total[:, :GRADIENTS_SENT].index_add_(0, route.sent[incoming.positions], incoming.rows)
+        return list(total.split(lengths))
 
 
 assert FORWARD_BYTES == 4 * RECORD

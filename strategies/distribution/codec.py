@@ -1,0 +1,175 @@
+"""How partial gradients travel back: `dense`, `bitmap`, `index` or `bf16` (mechanisms, section 3).
+
+Rows lie in groups, one for each (destination, view), in the order of the records that came forward; both sides know
+the groups' sizes. A codec moves the rows; the receiver learns which of the rows arrived and adds them up at once.
+A rank that renders a view of a street gets exactly zero for most of its records: what is hidden receives no gradient.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from strategies.distribution.codec_bits import bitmap_bytes, pack_bits, unpack_bits
+from strategies.distribution.communicator import Communicator
+
+STAGE = "exchange_backward"
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What a rank sends back.
+
+    rows: [n, GRADIENTS_SENT] real, by destination, then view. nonzero: [n] bool, rows with any value that is not
+    exactly zero. counts: [ranks, views] int64, rows of each group. views: view number of each column. ids: [n] int64,
+    stable ids of the rows' Gaussians.
+    """
+
+    rows: torch.Tensor
+    nonzero: torch.Tensor
+    counts: torch.Tensor
+    views: Sequence[int]
+    ids: torch.Tensor
+
+    @property
+    def by_destination(self) -> list[int]:
+        return self.counts.sum(1).tolist()
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """What came back: rows [m, GRADIENTS_SENT], and the positions [m] they have among all that were awaited."""
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+
+
+class Codec(ABC):
+    """One way to move the rows. Stateless unless it says otherwise; every call is collective."""
+
+    name: str
+
+    @abstractmethod
+    def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
+        """Send; awaited: [ranks, views] int64, rows of each group by source. Bytes are payload unless said."""
+
+
+class Dense(Codec):
+    """All rows as they are, zeros included: 36 B a record."""
+
+    name = "dense"
+
+    def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
+        back = awaited.sum(1).tolist()
+        rows = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, back).wait()
+        return Incoming(rows, torch.arange(len(rows), device=rows.device))
+
+
+class Bitmap(Codec):
+    """One bit a record, whole bytes a group, and the rows that are not zero: 36 (1 - z) + 1/8 B a record.
+
+    The bitmap is payload: it is the code itself, and it stands in for the counts that other codes need besides.
+    """
+
+    name = "bitmap"
+
+    def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
+        sent = outgoing.nonzero
+        bits = pack_bits(sent, outgoing.counts.reshape(-1))
+        to, back = bitmap_bytes(outgoing.counts).sum(1).tolist(), bitmap_bytes(awaited).sum(1).tolist()
+        packed = comm.exchange(STAGE, bits, to, back).wait()
+        came = unpack_bits(packed, awaited.reshape(-1))
+        rows = comm.exchange(
+            STAGE, outgoing.rows[sent], _kept(sent, outgoing.by_destination), _kept(came, awaited.sum(1).tolist())
+        ).wait()
+        return Incoming(rows, came.nonzero()[:, 0])
+
+
+class Index(Codec):
+    """The rows that are not zero, each with its position: 40 (1 - z) B a record. Counts are metadata.
+
+    A position is an int32 within what goes from this source to that destination.
+    """
+
+    name = "index"
+
+    def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
+        sent = outgoing.nonzero
+        to = _kept(sent, outgoing.by_destination)
+        counted = comm.counts(STAGE, torch.tensor(to)[:, None])
+        where = sent.nonzero()[:, 0]
+        # Only a group's own positions travel: they fit 32 bits however many records a rank sends.
+        where -= _first(outgoing.counts).to(where.device).repeat_interleave(torch.tensor(to, device=where.device))
+        back = counted.wait()[:, 0].tolist()
+        pending = comm.exchange(STAGE, where.to(torch.int32), to, back)
+        rows = comm.exchange(STAGE, outgoing.rows[sent], to, back).wait()
+        positions = pending.wait().to(torch.int64)
+        positions += _first(awaited).to(rows.device).repeat_interleave(torch.tensor(back, device=rows.device))
+        return Incoming(rows, positions)
+
+
+class BFloat16(Codec):
+    """All rows rounded to bfloat16, 18 B a record, with error feedback (Seide et al. 2014): lossy, beyond the paper.
+
+    What rounding took away is kept by (view, Gaussian id) at the rank that rendered, which is the destination of the
+    forward exchange, and added to the same Gaussian's gradient at this rank's next visit of the view. Records that a
+    visit does not bring keep their remainder.
+    """
+
+    name = "bf16"
+
+    def __init__(self) -> None:
+        self._remainders: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
+        column = _column(outgoing.counts).to(outgoing.rows.device)
+        rounded = torch.empty(outgoing.rows.shape, dtype=torch.bfloat16, device=outgoing.rows.device)
+        for number, view in enumerate(outgoing.views):
+            group = (column == number).nonzero()[:, 0]
+            rounded[group] = self._rounded(view, outgoing.ids[group], outgoing.rows[group])
+        # As bytes: not every engine moves bfloat16.
+        packed = rounded.view(torch.uint8)
+        received = comm.exchange(STAGE, packed, outgoing.by_destination, awaited.sum(1).tolist()).wait()
+        rows = received.contiguous().view(torch.bfloat16).to(outgoing.rows.dtype)
+        return Incoming(rows, torch.arange(len(rows), device=rows.device))
+
+    def _rounded(self, view: int, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The rows with what was left of them, rounded; what that leaves is kept. ids are distinct."""
+        known, left = self._remainders.get(view, (ids[:0], rows[:0]))
+        every, where = torch.unique(torch.cat([known, ids]), return_inverse=True)
+        kept = rows.new_zeros((len(every), rows.shape[1]))
+        kept[where[: len(known)]] = left
+        here = where[len(known) :]
+        wanted = rows + kept[here]
+        rounded = wanted.to(torch.bfloat16)
+        kept[here] = wanted - rounded.to(rows.dtype)
+        self._remainders[view] = (every, kept)
+        return rounded
+
+
+CODECS: dict[str, type[Codec]] = {codec.name: codec for codec in (Dense, Bitmap, Index, BFloat16)}
+
+
+def nonzero_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Which rows have any value that is not exactly zero, [n, k] -> [n] bool; NaN is not zero."""
+    return (rows != 0).any(dim=1)
+
+
+def _kept(mask: torch.Tensor, lengths: Sequence[int]) -> list[int]:
+    """How many are set in each of the consecutive parts."""
+    return [int(part.sum()) for part in mask.split(list(lengths))]
+
+
+def _first(counts: torch.Tensor) -> torch.Tensor:
+    """Where each rank's rows begin, [ranks] int64."""
+    totals = counts.sum(1)
+    return totals.cumsum(0) - totals
+
+
+def _column(counts: torch.Tensor) -> torch.Tensor:
+    """View column of each row, [n] int64."""
+    ranks, views = counts.shape
+    return torch.arange(views).repeat(ranks).repeat_interleave(counts.reshape(-1))

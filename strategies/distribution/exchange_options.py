@@ -1,0 +1,23 @@
+"""Options that every strategy on Gaussian-level exchange has. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from strategies.info import Options
+
+
+class ExchangeOptions(Options):
+    """Who owns Gaussians, what their records look like on the wire, and how regions are balanced."""
+
+    ownership: Literal["morton_blocks", "contiguous", "random", "kdtree"] = "morton_blocks"
+    """Who owns which Gaussian at the start; `contiguous` is Grendel's release's."""
+    balance: Literal["measured", "work", "off"] = "work"
+    """Cost of a tile: its segment's measured seconds (paper), its contributors at the last visit, or constant."""
+    record: Literal["packed", "64"] = "packed"
+    """Bytes of a record on the wire: 44, or padded to 64 and so aligned; padding is metadata."""
+    redistribute: Literal["random", "morton_blocks", "off"] = "off"
+    redistribute_images: int = Field(1000, ge=1)
+    """Images between two redistributions, when not off."""

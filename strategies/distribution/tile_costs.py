@@ -1,0 +1,45 @@
+"""What a tile cost at the last visit of its view: the work by which pixels are cut into regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from cuda_src.camera import TILE, Camera
+from cuda_src.operators import Raster
+from strategies.distribution.regions import Regions
+
+
+def contributors(raster: Raster, tiles: torch.Tensor, camera: Camera) -> torch.Tensor:
+    """Instances that the pixels of each listed tile went through, [k] float64."""
+    padded = torch.zeros((camera.tiles_y * TILE, camera.tiles_x * TILE), dtype=torch.float64)
+    padded[: camera.height, : camera.width] = raster.last.double().cpu()
+    by_tile = padded.view(camera.tiles_y, TILE, camera.tiles_x, TILE).sum(dim=(1, 3)).flatten()
+    return by_tile[tiles.long()]
+
+
+def tile_work(raster: Raster, tiles: torch.Tensor, camera: Camera) -> torch.Tensor:
+    """Cost of each listed tile, [k] float64: its contributors, and a share for clearing, loss and launch."""
+    return contributors(raster, tiles, camera) + TILE * TILE
+
+
+class TileCosts:
+    """Cost of every tile of every view at its last visit."""
+
+    def __init__(self) -> None:
+        self._costs: dict[int, torch.Tensor] = {}
+
+    def of(self, views: Sequence[int], cameras: Sequence[Camera]) -> list[torch.Tensor]:
+        """By view [tiles]. A view without a visit costs the same everywhere.
+
+        Beside visited ones it costs their mean, so that it is not taken for free.
+        """
+        known = [self._costs[v] for v in views if v in self._costs]
+        typical = float(torch.cat(known).mean()) if known else 1.0
+        return [self._costs.get(v, torch.full((c.tiles,), typical)) for v, c in zip(views, cameras, strict=True)]
+
+    def keep(self, views: Sequence[int], regions: Regions, costs: torch.Tensor) -> None:
+        """Costs of all tiles of a batch, in the order of its list of tiles."""
+        for number, view in enumerate(views):
+            self._costs[view] = costs[regions.tiles[number] : regions.tiles[number + 1]]

@@ -1,0 +1,118 @@
+"""Records pushed into inboxes: each owner stores its splats straight into the memory of the places that render them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cuda_src.layout import RECORD
+from cuda_src.operators import Bins, Splats
+from strategies.distribution.gaussian_exchange import touched_ranks
+from strategies.distribution.ledger import Ledger
+from strategies.distribution.regions import Regions
+from strategies.unified.arenas import Arena
+from strategies.unified.sectors import run_bytes
+
+COUNT_BYTES = 8
+"""The number of records that a place says it has stored, a view and destination: metadata."""
+_WORD = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+@dataclass(frozen=True)
+class Addressed:
+    """An owner's splats, by view, and which of them each place renders.
+
+    sent: by view and destination, [n] int64 ascending positions in the view's splats.
+    """
+
+    splats: Sequence[Splats]
+    sent: Sequence[Sequence[torch.Tensor]]
+
+
+def addressed(splats: Sequence[Splats], bins: Sequence[Bins], regions: Regions) -> Addressed:
+    """Test which places' tiles each of the owner's splats meets. bins: over all tiles of each view."""
+    sent = []
+    for view, of_view in enumerate(bins):
+        destination, splat = touched_ranks(of_view, regions.owner(view), regions.ranks)
+        sent.append(splat.split(torch.bincount(destination, minlength=regions.ranks).tolist()))
+    return Addressed(splats, sent)
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where the records of a batch lie.
+
+    owners: by place. first: by view and destination, [places + 1] slots: those of source s are
+    first[s]:first[s + 1]. inboxes: by view and destination, [slots, record / 4] real: a splat's 11 values, the
+    bits of its row in the table, padding.
+    """
+
+    owners: Sequence[Addressed]
+    first: Sequence[Sequence[list[int]]]
+    inboxes: Sequence[Sequence[torch.Tensor]]
+    record: int
+
+    @classmethod
+    def reserve(cls, owners: Sequence[Addressed], arenas: Sequence[Arena], record: int, dtype: torch.dtype) -> Route:
+        """Room for every source's records one after another in each inbox."""
+        first, inboxes = [], []
+        for view in range(len(owners[0].sent)):
+            counts = torch.tensor([[len(sent) for sent in owner.sent[view]] for owner in owners])
+            slots = torch.cat([torch.zeros_like(counts[:1]), counts.cumsum(0)]).T.tolist()
+            size = record // 4
+            first.append(slots)
+            inboxes.append(
+                [a.works[view].take("inbox", (s[-1], size), dtype) for a, s in zip(arenas, slots, strict=True)]
+            )
+        return cls(owners, first, inboxes, record)
+
+    @property
+    def views(self) -> int:
+        return len(self.inboxes)
+
+    def slots(self, view: int, source: int, destination: int) -> slice:
+        first = self.first[view][destination]
+        return slice(first[source], first[source + 1])
+
+    def store(self, source: int) -> None:
+        """On the source's stream: compact its records and store them into every inbox."""
+        owner = self.owners[source]
+        for view, splats in enumerate(owner.splats):
+            for destination, sent in enumerate(owner.sent[view]):
+                into = self.inboxes[view][destination][self.slots(view, source, destination)]
+                into[:, :RECORD] = splats.records[sent]
+                numbers(into).copy_(splats.ids[sent])
+
+    def rows(self, view: int, destination: int) -> torch.Tensor:
+        """Row in the table of each slot of an inbox, [slots] int64."""
+        # Rows take 32 bits, unsigned: the sign that int32 reads into them goes.
+        return numbers(self.inboxes[view][destination]).to(torch.int64) & 0xFFFFFFFF
+
+    def received(self, view: int, destination: int) -> Splats:
+        """On the destination's stream: the splats of its inbox, by slot; their ids are rows of the table."""
+        inbox = self.inboxes[view][destination]
+        return Splats(torch.arange(len(inbox)), self.rows(view, destination), inbox[:, :RECORD].contiguous())
+
+    def stored_bytes(self) -> torch.Tensor:
+        """Bytes of the slots by source and destination, [places, places] int64, in sectors of 32 B."""
+        places = len(self.owners)
+        table = torch.zeros((places, places), dtype=torch.int64)
+        for view in range(self.views):
+            for source in range(places):
+                for destination in range(places):
+                    run = self.slots(view, source, destination)
+                    table[source, destination] += run_bytes(run.start * self.record, run.stop * self.record)
+        return table
+
+    def enter(self, ledger: Ledger, stage: str) -> None:
+        """What `store` wrote, in the ledger; the counts beside it are metadata."""
+        for source, bytes_to in enumerate(self.stored_bytes().tolist()):
+            ledger.add(stage, source, bytes_to)
+            ledger.add(stage, source, [COUNT_BYTES * self.views] * len(self.owners), metadata=True)
+
+
+def numbers(inbox: torch.Tensor) -> torch.Tensor:
+    """The column of the inbox that holds the bits of the records' rows, as integers, [slots]."""
+    return inbox[:, RECORD].view(_WORD[inbox.dtype])

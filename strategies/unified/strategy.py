@@ -1,0 +1,141 @@
+"""`unified`: one aggregate device. One table over the memory of all places; the model code has no communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from cuda_src.camera import Camera
+from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
+from strategies.distribution.regions import Regions, cut_regions
+from strategies.distribution.tile_costs import TileCosts, tile_work
+from strategies.gaussians import Gaussians
+from strategies.info import Options
+from strategies.training.schedule import sh_degree
+from strategies.unified.arenas import Arena, Streams, join
+from strategies.unified.frames import Frames
+from strategies.unified.gradients import GRADIENT_RETURNS
+from strategies.unified.info import UnifiedOptions
+from strategies.unified.pixels import enter_reads, read_halo, read_image
+from strategies.unified.place import Place, Truth
+from strategies.unified.placement import rows_of, spans_of
+from strategies.unified.push import Route
+from strategies.views import ViewQueue
+
+
+class Unified(Strategy):
+    """Owners project, every place renders one range of the batch's tiles, owners take the gradients back."""
+
+    def setup(self, ctx: Context, source: GaussianSource, images: ImageSource, options: Options) -> None:
+        assert isinstance(options, UnifiedOptions)
+        if options.placement == "managed" and ctx.world.devices[0].type == "cpu":
+            raise ValueError("placement managed: is CUDA's managed memory, and the devices are arenas of host memory")
+        self.ctx, self.images, self.options = ctx, images, options
+        self.costs = TileCosts()
+        self._images_seen = 0
+        self._allot(source.count, lambda rows, device: Gaussians.from_source(source, rows, device, ctx.kernels.dtype))
+
+    def step(self, queue: ViewQueue) -> StepReport:
+        ctx, clock, ledger, each = self.ctx, self.ctx.clock, self.ctx.comm.ledger, self.streams.launch
+        views = queue.take(queue.peek(ctx.batch))
+        regions = self._cut(views, [ctx.cameras[v] for v in views])
+        degree = sh_degree(ctx.training, self._images_seen)
+        route = self._push_splats(regions, degree)
+        frames = self._raster(regions, route)
+        with clock("exchange_loss"):
+            enter_reads(ledger, "exchange_loss", join(each(lambda p: read_halo(regions, frames, p.number))))
+        with clock("loss"):
+            truths = [self._truth(view) for view in views]
+            losses = join(each(lambda p: p.losses(frames[p.number], truths)))
+        with clock("raster_backward"):
+            back = GRADIENT_RETURNS[self.options.exchange](route, [place.arena for place in self.places])
+            join(each(lambda p: p.raster_backward(regions, frames[p.number], losses[p.number], back)))
+        with clock("exchange_backward"):
+            partials = join(each(lambda p: [back.collect(view, p.number) for view in range(ctx.batch)]))
+            back.enter(ledger, "exchange_backward", frames)
+        with clock("project_backward"):
+            join(each(lambda p: p.project_backward(regions, degree, route.owners[p.number], partials[p.number])))
+        with clock("optimize"):
+            self._images_seen += ctx.batch
+            join(each(lambda p: p.optimize(self._images_seen)))
+        with clock("rebalance"):
+            self._learn(views, regions, frames)
+        visible = sum(splats.count for owner in route.owners for splats in owner.splats)
+        instances = sum(frame.bins.instances for of_place in frames for frame in of_place.values())
+        values = [loss.value for of_place in losses for loss in of_place.values()]
+        return StepReport(ctx.batch, 1, torch.stack(values).sum() / ctx.batch, visible, instances)
+
+    def render(self, camera: Camera) -> torch.Tensor | None:
+        regions = self._cut([-1], [camera])
+        route = self._push_splats(regions, sh_degree(self.ctx.training, self._images_seen))
+        image, read = read_image(regions, self._raster(regions, route), view=0, place=0)
+        enter_reads(self.ctx.comm.ledger, "render", [read, *([0] * len(self.places) for _ in self.places[1:])])
+        return image.clamp(0, 1)
+
+    def shards(self) -> Iterator[Shard]:
+        for place in self.places:
+            yield from place.arena.gaussians.shards()
+
+    def load(self, reader: ShardReader) -> None:
+        everything = Gaussians.from_reader(reader, torch.device("cpu"), self.ctx.kernels.dtype)
+        self._allot(everything.count, lambda rows, device: everything.rows(rows))
+
+    @property
+    def images_seen(self) -> int:
+        return self._images_seen
+
+    @property
+    def tensor_bytes(self) -> list[int]:
+        return [place.arena.peak_bytes for place in self.places]
+
+    def _allot(self, count: int, take: Callable[[torch.Tensor, torch.device], Gaussians]) -> None:
+        """Lay a table of `count` rows out over the places. take: the Gaussians of some rows, on a device."""
+        ctx, world = self.ctx, self.ctx.world
+        self.places = []
+        for number, device in enumerate(world.devices):
+            rows = rows_of(spans_of(self.options, count, number, world.places))
+            self.places.append(Place(number, ctx, Arena.of(device, rows, take(rows, device), ctx.batch)))
+        self.streams = Streams(self.places)
+
+    def _cut(self, views: Sequence[int], cameras: Sequence[Camera]) -> Regions:
+        """One range of the batch's tiles a place, by the work that each view was at its last visit."""
+        if self.options.balance == "work":
+            costs = self.costs.of(views, cameras)
+        else:
+            costs = [torch.ones(camera.tiles) for camera in cameras]
+        return cut_regions(cameras, costs, self.ctx.world.places, "block")
+
+    def _push_splats(self, regions: Regions, degree: int) -> Route:
+        """Project on the owners, and store each splat in the inboxes of the places whose tiles it meets."""
+        with self.ctx.clock("project"):
+            owners = join(self.streams.launch(lambda p: p.project(regions, degree)))
+        with self.ctx.clock("exchange_forward"):
+            arenas = [place.arena for place in self.places]
+            route = Route.reserve(owners, arenas, self.options.record, self.ctx.kernels.dtype)
+            join(self.streams.launch(lambda p: route.store(p.number)))
+            route.enter(self.ctx.comm.ledger, "exchange_forward")
+        return route
+
+    def _raster(self, regions: Regions, route: Route) -> Frames:
+        """On every place, composite its own tiles of every view from its own inbox."""
+        with self.ctx.clock("bin"):
+            binned = join(self.streams.launch(lambda p: p.bin(regions, route)))
+        with self.ctx.clock("raster_forward"):
+            return join(self.streams.launch(lambda p: p.composite(regions, binned[p.number])))
+
+    def _truth(self, view: int) -> Truth:
+        """Photograph and mask of the view: they lie in the memory of the host, which every arena shares."""
+        whole, device = Rect.whole(self.ctx.cameras[view]), self.places[0].arena.device
+        return self.images.region(view, whole, device), self.images.mask(view, whole, device)
+
+    def _learn(self, views: Sequence[int], regions: Regions, frames: Frames) -> None:
+        """Keep what each tile cost. Ranges follow one another in the order of places, as the batch's tiles do."""
+        if self.options.balance == "off":
+            return
+        costs = [
+            tile_work(frame.raster, frame.bins.tiles, regions.cameras[view])
+            for of_place in frames
+            for view, frame in sorted(of_place.items())
+        ]
+        self.costs.keep(views, regions, torch.cat(costs))
