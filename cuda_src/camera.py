@@ -10,6 +10,10 @@ import numpy as np
 TILE = 16
 """Side of a raster tile, pixels (Kerbl et al. 2023, section 6)."""
 
+SUBTILE_WIDTH = 8
+SUBTILE_HEIGHT = 4
+"""A sub-tile, pixels: the unit of masks. A tile has 4 rows of 2, bit row * 2 + column of a uint8."""
+
 
 @dataclass(frozen=True, eq=False)
 class Camera:

@@ -122,7 +122,8 @@ class Raster:
     colour: [H, W, 3], without background. transmittance: [H, W], what is left after the last blended splat.
     depth: [H, W], sum of T alpha z (world units). stopped: [H, W] uint8, 1 where compositing stopped: nothing
     behind may be blended there. last: [H, W] int32, instances of the pixel's tile up to and with the last
-    blended one (0: none).
+    blended one (0: none). stop_depth: [H, W], view depth of the splat that would have brought transmittance below
+    the stop; +inf where compositing did not stop.
     """
 
     colour: torch.Tensor
@@ -130,6 +131,7 @@ class Raster:
     depth: torch.Tensor
     stopped: torch.Tensor
     last: torch.Tensor
+    stop_depth: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -170,13 +172,18 @@ def bin_splats(
     camera: Camera,
     workspace: Workspace,
     tiles: torch.Tensor | None = None,  # [K] int32 ascending; None: all tiles of the image
+    subtiles: torch.Tensor | None = None,  # [tiles of the image] uint8; None: all sub-tiles
+    depth_limit: torch.Tensor | None = None,  # [tiles of the image] real, world units; None: no limit
 ) -> Bins:
     """List, for each listed tile, the splats whose footprint meets it, front to back.
 
     `ellipse`: the level set alpha = alpha_min, tested exactly against the rectangle of the tile's pixel centres
     (clipped to the image). `square`: mean2d +- radius.
+    subtiles: which 8 x 4 px sub-tiles of a tile are rendered, bit row * 2 + column of 4 rows and 2 columns. The
+    footprint must meet the pixel centres of one of them; a tile with all bits (255) is tested as one rectangle.
+    depth_limit: splats of a greater view depth are left out of that tile.
     """
-    return kernels.module.bin_splats(kernels, splats, camera, workspace, tiles)
+    return kernels.module.bin_splats(kernels, splats, camera, workspace, tiles, subtiles, depth_limit)
 
 
 def raster_forward(
@@ -186,9 +193,18 @@ def raster_forward(
     camera: Camera,
     workspace: Workspace,
     start_transmittance: torch.Tensor | None = None,  # [H, W]; None: 1
+    subtiles: torch.Tensor | None = None,  # [tiles of the image] uint8, as given to `bin_splats`
+    depth_range: torch.Tensor | None = None,  # [H, W, 2] real, world units; None: every depth
 ) -> Raster:
-    """Alpha-composite the listed tiles front to back (Kerbl et al. 2023, eq. 3 and appendix C)."""
-    return kernels.module.raster_forward(kernels, splats, bins, camera, workspace, start_transmittance)
+    """Alpha-composite the listed tiles front to back (Kerbl et al. 2023, eq. 3 and appendix C).
+
+    subtiles: pixels of sub-tiles that are not rendered stay as if no splat met them: nothing blended, transmittance
+    as it starts, not stopped. depth_range: a splat exists at a pixel only if range[0] <= its view depth < range[1],
+    compared exactly; others neither blend nor stop there.
+    """
+    return kernels.module.raster_forward(
+        kernels, splats, bins, camera, workspace, start_transmittance, subtiles, depth_range
+    )
 
 
 def raster_backward(
@@ -203,8 +219,11 @@ def raster_backward(
     grad_transmittance: torch.Tensor | None = None,  # [H, W], beyond what the background implies
     grad_depth: torch.Tensor | None = None,  # [H, W]
     start_transmittance: torch.Tensor | None = None,  # [H, W], as given to the forward
+    depth_range: torch.Tensor | None = None,  # [H, W, 2], as given to the forward
 ) -> torch.Tensor:
     """Gradient of each splat, [V, GRADIENT] real, over exactly the instances that the forward blended.
+
+    Which those are at a pixel follows from `raster.last` and depth_range, so that sub-tiles need not be given again.
 
     The image is colour + transmittance * background; a per-pixel background is what lies behind this partial
     image (Splaxel's S_m), so the gradient of alpha includes what it hides.
@@ -221,6 +240,7 @@ def raster_backward(
         grad_transmittance,
         grad_depth,
         start_transmittance,
+        depth_range,
     )
 
 

@@ -9,8 +9,9 @@ from importlib.metadata import entry_points
 from strategies.grendel.info import INFO as GRENDEL
 from strategies.info import StrategyInfo
 from strategies.single.info import INFO as SINGLE
+from strategies.unified.info import INFO as UNIFIED
 
-BUILT_IN = (SINGLE, GRENDEL)
+BUILT_IN = (SINGLE, GRENDEL, UNIFIED)
 ENTRY_POINT_GROUP = "harness.strategies"
 
 

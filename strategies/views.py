@@ -14,20 +14,22 @@ class ViewQueue:
 
     `peek(n)` shows what comes next without taking it; `take(ids)` removes those views, in front or not, so that a
     strategy may run disjoint views together. Order depends on the seed and the pass alone, never on ranks.
+    keep_passes: nothing of the next pass shows before this one is taken, so that a pass can be measured.
     """
 
-    def __init__(self, views: Sequence[int], seed: int = 0, shuffle: bool = True):
+    def __init__(self, views: Sequence[int], seed: int = 0, shuffle: bool = True, keep_passes: bool = False):
         if not views:
             raise ValueError("a view queue needs at least one view")
         self._views = list(views)
         self._seed = seed
         self._shuffle = shuffle
+        self._keep_passes = keep_passes
         self._passes = 0
         self._waiting: list[int] = []
 
     def peek(self, n: int) -> list[int]:
-        """The next n view numbers."""
-        while len(self._waiting) < n:
+        """The next n view numbers; fewer at the end of a pass where passes are kept."""
+        while len(self._waiting) < (min(n, 1) if self._keep_passes else n):
             self._waiting += self._next_pass()
         return self._waiting[:n]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cuda_src import layout
-from cuda_src.camera import TILE, Camera
+from cuda_src.camera import SUBTILE_HEIGHT, SUBTILE_WIDTH, TILE, Camera
 from cuda_src.operators import Bins, KernelSet, Splats
 from cuda_src.workspace import Workspace
 
@@ -20,6 +20,29 @@ def tile_rectangles(camera: Camera, tiles: torch.Tensor, dtype: torch.dtype) -> 
     right = (left + TILE).clamp(max=camera.width)
     bottom = (top + TILE).clamp(max=camera.height)
     return torch.stack([left + 0.5, top + 0.5, right - 0.5, bottom - 0.5], dim=1).to(dtype)
+
+
+def subtile_rectangles(camera: Camera, tiles: torch.Tensor, subtile: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rectangles spanned by the pixel centres of one sub-tile of each tile, clipped to the image, [K, 4].
+
+    Of a sub-tile outside the image nothing is left: x1 < x0 or y1 < y0.
+    """
+    rectangles = tile_rectangles(camera, tiles, dtype)
+    row, column = divmod(subtile, TILE // SUBTILE_WIDTH)
+    left = rectangles[:, 0] + column * SUBTILE_WIDTH
+    top = rectangles[:, 1] + row * SUBTILE_HEIGHT
+    right = torch.minimum(left + SUBTILE_WIDTH - 1, rectangles[:, 2])
+    bottom = torch.minimum(top + SUBTILE_HEIGHT - 1, rectangles[:, 3])
+    return torch.stack([left, top, right, bottom], dim=1)
+
+
+def rendered_pixels(camera: Camera, subtiles: torch.Tensor) -> torch.Tensor:
+    """[H, W] bool: the pixel's sub-tile is rendered; subtiles: [tiles of the image] uint8."""
+    bits = (subtiles[:, None] >> torch.arange(8, dtype=torch.uint8, device=subtiles.device)) & 1
+    grid = bits.view(camera.tiles_y, camera.tiles_x, TILE // SUBTILE_HEIGHT, TILE // SUBTILE_WIDTH)
+    rows = grid.permute(0, 2, 1, 3).reshape(-1, camera.tiles_x * (TILE // SUBTILE_WIDTH))
+    pixels = rows.repeat_interleave(SUBTILE_HEIGHT, dim=0).repeat_interleave(SUBTILE_WIDTH, dim=1)
+    return pixels[: camera.height, : camera.width] > 0
 
 
 def least_sigma(records: torch.Tensor, rectangles: torch.Tensor) -> torch.Tensor:
@@ -45,39 +68,64 @@ def least_sigma(records: torch.Tensor, rectangles: torch.Tensor) -> torch.Tensor
     return torch.where(inside, torch.zeros_like(edges), edges)
 
 
+def meets(kernels: KernelSet, records: torch.Tensor, rectangles: torch.Tensor) -> torch.Tensor:
+    """[V, K] bool: the splat's footprint meets the rectangle; an empty one meets nothing."""
+    if kernels.footprint == "ellipse":
+        reach = torch.log(records[:, layout.RECORD_OPACITY] / kernels.convention.alpha_min)
+        met = least_sigma(records, rectangles) <= reach[:, None]
+    else:
+        x, y, radius = records[:, 0:1], records[:, 1:2], records[:, layout.RECORD_RADIUS, None]
+        met = (
+            (rectangles[:, 0] <= x + radius)
+            & (rectangles[:, 2] >= x - radius)
+            & (rectangles[:, 1] <= y + radius)
+            & (rectangles[:, 3] >= y - radius)
+        )
+    return met & (rectangles[:, 0] <= rectangles[:, 2]) & (rectangles[:, 1] <= rectangles[:, 3])
+
+
 def touched_tiles(
-    kernels: KernelSet, records: torch.Tensor, camera: Camera, tiles: torch.Tensor | None = None
+    kernels: KernelSet,
+    records: torch.Tensor,
+    camera: Camera,
+    tiles: torch.Tensor | None = None,
+    subtiles: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[V, K] bool: the splat's footprint meets the tile's rectangle of pixel centres."""
+    """[V, K] bool: the footprint meets the pixel centres of the tile, or of one of its rendered sub-tiles."""
     if tiles is None:
         tiles = torch.arange(camera.tiles, dtype=torch.int32, device=records.device)
-    rectangles = tile_rectangles(camera, tiles, records.dtype)
+    whole = tile_rectangles(camera, tiles, records.dtype)
+    parts = [subtile_rectangles(camera, tiles, s, records.dtype) for s in range(8)] if subtiles is not None else []
     touched = torch.empty(len(records), len(tiles), dtype=torch.bool, device=records.device)
     step = max(1, _PAIRS // max(1, len(tiles)))
     for start in range(0, len(records), step):
         piece = records[start : start + step]
-        if kernels.footprint == "ellipse":
-            reach = torch.log(piece[:, layout.RECORD_OPACITY] / kernels.convention.alpha_min)
-            touched[start : start + step] = least_sigma(piece, rectangles) <= reach[:, None]
-        else:
-            x, y, radius = piece[:, 0:1], piece[:, 1:2], piece[:, layout.RECORD_RADIUS, None]
-            touched[start : start + step] = (
-                (rectangles[:, 0] <= x + radius)
-                & (rectangles[:, 2] >= x - radius)
-                & (rectangles[:, 1] <= y + radius)
-                & (rectangles[:, 3] >= y - radius)
-            )
+        met = meets(kernels, piece, whole)
+        if subtiles is not None:
+            mask = subtiles[tiles.long()]
+            met &= mask == 255
+            for s, part in enumerate(parts):
+                met |= meets(kernels, piece, part) & ((mask >> s) & 1 > 0)
+        touched[start : start + step] = met
     return touched
 
 
 @torch.no_grad()
 def bin_splats(
-    kernels: KernelSet, splats: Splats, camera: Camera, workspace: Workspace, tiles: torch.Tensor | None
+    kernels: KernelSet,
+    splats: Splats,
+    camera: Camera,
+    workspace: Workspace,
+    tiles: torch.Tensor | None,
+    subtiles: torch.Tensor | None,
+    depth_limit: torch.Tensor | None,
 ) -> Bins:
     device = splats.records.device
     if tiles is None:
         tiles = torch.arange(camera.tiles, dtype=torch.int32, device=device)
-    touched = touched_tiles(kernels, splats.records, camera, tiles)
+    touched = touched_tiles(kernels, splats.records, camera, tiles, subtiles)
+    if depth_limit is not None:
+        touched &= splats.records[:, layout.RECORD_DEPTH, None] <= depth_limit[tiles.long()]
     # Row-major order of the dense table is splat-major order, tiles ascending: the index is the slot.
     splat, tile = torch.nonzero(touched, as_tuple=True)
     # Least significant key first, each sort stable: id, depth, tile.

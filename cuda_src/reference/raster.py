@@ -52,8 +52,10 @@ def splat_alphas(kernels: KernelSet, records: torch.Tensor, pixels: torch.Tensor
     return torch.where(skipped | (alpha < convention.alpha_min), torch.zeros_like(alpha), alpha)
 
 
-def _blended(kernels: KernelSet, alphas: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which instances are blended, [P, n] bool, and which pixels stopped, [P] bool.
+def _blended(
+    kernels: KernelSet, alphas: torch.Tensor, start: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which instances are blended, [P, n] bool, and which one, if any, stops the pixel, [P, n] bool.
 
     The first splat that would bring transmittance below the stop is not blended, nor is anything behind it.
     """
@@ -61,28 +63,17 @@ def _blended(kernels: KernelSet, alphas: torch.Tensor, start: torch.Tensor) -> t
     below = after <= kernels.stop if kernels.convention.stop_inclusive else after < kernels.stop
     # A skipped splat changes nothing, so it cannot be the one that stops (start may lie below the stop already).
     stopping = below & (alphas > 0)
-    stopped = torch.cumsum(stopping, dim=1) > 0
-    return (alphas > 0) & ~stopped, stopping.any(dim=1)
+    behind = torch.cumsum(stopping, dim=1)
+    return (alphas > 0) & (behind == 0), stopping & (behind == 1)
 
 
-def composite_pixels(
-    kernels: KernelSet,
-    records: torch.Tensor,  # [n, RECORD] front to back
-    pixels: torch.Tensor,  # [P, 2]
-    start: torch.Tensor,  # [P]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Colour [P, 3], transmittance [P], depth [P], stopped [P] bool, last [P] int64; the first three differentiable."""
-    alphas = splat_alphas(kernels, records, pixels)
-    with torch.no_grad():
-        blended, stopped = _blended(kernels, alphas, start)
-        order = torch.arange(1, len(records) + 1, device=records.device)
-        last = (blended * order).amax(dim=1) if len(records) else torch.zeros_like(start, dtype=torch.int64)
-    alphas = torch.where(blended, alphas, torch.zeros_like(alphas))
+def _composited(
+    records: torch.Tensor, alphas: torch.Tensor, start: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Colour [P, 3], transmittance [P] and depth [P] of the alphas [P, n] that are blended, zero elsewhere."""
     light = start[:, None] * torch.cumprod(torch.cat([torch.ones_like(start)[:, None], 1 - alphas], dim=1), dim=1)
     weights = light[:, :-1] * alphas
-    colour = weights @ records[:, layout.RECORD_COLOUR]
-    depth = weights @ records[:, layout.RECORD_DEPTH]
-    return colour, light[:, -1], depth, stopped, last
+    return weights @ records[:, layout.RECORD_COLOUR], light[:, -1], weights @ records[:, layout.RECORD_DEPTH]
 
 
 def _centres(window: _Window, like: torch.Tensor) -> torch.Tensor:

@@ -14,16 +14,24 @@ _OFF = nullcontext()
 class StageClock:
     """Implements strategies.base.Clock. While `enabled`, each stage is synchronised and timed; otherwise free.
 
-    now: the rank's own clock in seconds; an engine that models time has one.
+    now: the rank's own clock in seconds; an engine that models time has one. on_stage: told every stage by name, also
+    while nothing is timed.
     """
 
-    def __init__(self, device: torch.device, now: Callable[[], float] = perf_counter):
+    def __init__(
+        self,
+        device: torch.device,
+        now: Callable[[], float] = perf_counter,
+        on_stage: Callable[[str], None] = lambda stage: None,
+    ):
         self.enabled = False
+        self._on_stage = on_stage
         self._device = device
         self._now = now
         self._seconds: dict[str, float] = {}
 
     def __call__(self, stage: str) -> AbstractContextManager[None]:
+        self._on_stage(stage)
         return self._timed(stage) if self.enabled else _OFF
 
     def take(self) -> dict[str, float]:

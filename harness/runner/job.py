@@ -20,7 +20,11 @@ from cuda_src.operators import KernelSet
 from harness.errors import UserError
 from harness.measure.clock import StageClock
 from harness.records.schema import METRICS, Measurement, RecordImage, SceneFacts, WorkerResult
+from harness.records.store import write_atomically
+from harness.runner.failure import RESULT
+from harness.runner.launch import DONE
 from harness.runner.ranks import Ranks
+from harness.runner.whereabouts import Whereabouts
 from harness.scenes.load import load_scene
 from harness.scenes.ply import read_gaussians
 from harness.scenes.points import PointSource
@@ -70,7 +74,7 @@ class Job:
     _samples: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def open(cls, folder: Path, comm: Communicator) -> Job:
+    def open(cls, folder: Path, comm: Communicator, whereabouts: Whereabouts) -> Job:
         """Read cell.json and set this rank up as the cell says."""
         described = json.loads((folder / "cell.json").read_text())
         cell = Cell.model_validate(described["cell"])
@@ -87,7 +91,7 @@ class Job:
             threads=cell.threads,
         )
         prepared = Path(described["prepared"]) if described.get("prepared") else None
-        clock = StageClock(device, comm.now)
+        clock = StageClock(device, comm.now, whereabouts.enter)
         return cls(folder, cell, Ranks(comm), device, kernels, clock, prepared, described["preparation"])
 
     @property
@@ -250,10 +254,5 @@ class Job:
 
 def write_result(folder: Path, result: WorkerResult) -> None:
     """result.json whole or not at all, then `done`."""
-    temporary = folder / "result.json.part"
-    with temporary.open("w") as file:
-        file.write(result.model_dump_json(indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / "result.json")
-    (folder / "done").touch()
+    write_atomically(folder / RESULT, result.model_dump_json(indent=1))
+    (folder / DONE).touch()

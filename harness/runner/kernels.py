@@ -12,7 +12,12 @@ from harness.runner.failure import clean_log, last_exception, log_lines
 from harness.runner.launch import Launched, worker_environment
 
 FOLDER = "compile"
-COMPILE = (sys.executable, "-c", "import cuda_src.portable as portable; portable.compile_all()")
+COMPILE = (
+    sys.executable,
+    "-c",
+    "from harness.runner.lifeline import end_with_the_runner; end_with_the_runner()\n"
+    "import cuda_src.portable; cuda_src.portable.compile_all()",
+)
 QUIET_SECONDS = 4.0
 """A warm cache answers within this time, and is not worth a line."""
 

@@ -100,6 +100,8 @@ class Cell(Frozen):
     """Name of a `prepare` entry whose trained Gaussians replace the scene's; in a plan, its cell_id."""
     timeout: float = Field(1800.0, gt=0)
     """Seconds until a cell that has not ended is ended as `timeout`."""
+    collective_timeout: float = Field(120.0, gt=0)
+    """Seconds that a rank waits for the others in one collective, before the cell is ended as `timeout`."""
     training: Training = Training()
     repeats: int = Field(3, ge=1)
     stop: Stop = Stop()

@@ -15,7 +15,7 @@ from harness.suite.cell import Cell
 from strategies.registry import strategy
 
 ID_LENGTH = 12
-LEFT_OUT = frozenset({"suite", "name", "repeats", "stop", "timeout"})
+LEFT_OUT = frozenset({"suite", "name", "repeats", "stop", "timeout", "collective_timeout"})
 """Fields that say how a cell is filed and how long it is measured, never what is measured."""
 
 

@@ -14,6 +14,14 @@ from cuda_src.workspace import Workspace
 from strategies.distribution.ledger import Ledger
 
 
+class PeerFailedError(RuntimeError):
+    """Another rank has ended, so this one cannot go on: never the cause, which the other rank has said itself."""
+
+
+class PeerSilentError(TimeoutError):
+    """Another rank did not come to a collective in time."""
+
+
 @dataclass
 class Transfer:
     """What an engine hands back for a started exchange.
@@ -35,7 +43,9 @@ class Pending:
     def wait(self) -> torch.Tensor:
         """The received rows, packed by source. Time spent here is exposed; what passed before it was hidden."""
         asked = self._comm.now()
+        self._comm.on_wait(self._stage)
         received = self._transfer.finish()
+        self._comm.on_wait(None)
         done = self._comm.now()
         arrived = self._transfer.finished_at() or done
         self._comm.spent(self._stage, exposed=done - asked, hidden=max(0.0, min(arrived, asked) - self._started))
@@ -55,6 +65,8 @@ class Communicator(ABC):
         self.ledger = Ledger(ranks)
         self.exposed_seconds: dict[str, float] = {}
         self.hidden_seconds: dict[str, float] = {}
+        self.on_wait: Callable[[str | None], None] = lambda stage: None
+        """Told the stage in which this rank starts to wait for others, and None when it need not any more."""
         self._windows = Workspace(device)
 
     def exchange(
@@ -125,7 +137,9 @@ class Communicator(ABC):
 
     def barrier(self) -> None:
         """Return when all ranks have called it; not in the ledger."""
+        self.on_wait("barrier")
         self._barrier()
+        self.on_wait(None)
 
     def now(self) -> float:
         """Seconds on this rank's clock; an engine that models time has its own."""

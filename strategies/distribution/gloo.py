@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
 
-from strategies.distribution.communicator import Communicator, Transfer
+from strategies.distribution.communicator import Communicator, PeerFailedError, PeerSilentError, Transfer
 
 
 class GlooCommunicator(Communicator):
-    """Uses the default process group, which the caller has started with gloo."""
+    """Uses the default process group, which the caller has started with gloo, and its timeout."""
 
     engine = "gloo"
 
@@ -25,13 +27,25 @@ class GlooCommunicator(Communicator):
         work.get_future().add_done_callback(lambda _: arrived.append(perf_counter()))
 
         def finish() -> torch.Tensor:
-            try:
+            with self._peers_named(stage):
                 work.wait()
-            except RuntimeError as error:
-                raise RuntimeError(f"{stage}: rank {self.rank}: exchange failed: {error}") from error
             return received
 
         return Transfer(finish, lambda: arrived[0] if arrived else None)
 
     def _barrier(self) -> None:
-        dist.barrier()
+        with self._peers_named("barrier"):
+            dist.barrier()
+
+    @contextmanager
+    def _peers_named(self, stage: str) -> Iterator[None]:
+        """What gloo raises, as what it means: it tells a dead peer from a silent one only in words."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error).lower()
+            if "timed out" in text or "timeout" in text:
+                raise PeerSilentError(f"{stage}: rank {self.rank} waited in vain for the other ranks") from error
+            if "connection" in text or "broken pipe" in text:
+                raise PeerFailedError(f"{stage}: rank {self.rank} lost another rank") from error
+            raise RuntimeError(f"{stage}: rank {self.rank}: {error}") from error

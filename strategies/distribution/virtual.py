@@ -15,13 +15,9 @@ from typing import TypeVar
 
 import torch
 
-from strategies.distribution.communicator import Communicator, Transfer
+from strategies.distribution.communicator import Communicator, PeerFailedError, Transfer
 
 T = TypeVar("T")
-
-
-class PeerFailedError(RuntimeError):
-    """Another rank ended with an exception, so this one cannot go on."""
 
 
 @dataclass
