@@ -14,7 +14,7 @@ import pytest
 
 from harness.runner import launch
 from harness.runner.execute import processes
-from harness.runner.launch import Launched, descendants, worker_command, worker_environment
+from harness.runner.launch import Launched, marked, worker_command, worker_environment
 from harness.suite.cell import Cell
 
 RUNNER = """
@@ -94,15 +94,18 @@ def test_ctrl_c_ends_with_130_and_the_running_cell_leaves_nothing(running, tmp_p
 
 
 @needs_proc
-def test_processes_that_left_the_group_are_ended_too(tmp_path, monkeypatch):
+@pytest.mark.parametrize("wait", [".wait()", ""], ids=["child", "orphan"])
+def test_processes_that_left_the_group_are_ended_too(tmp_path, monkeypatch, wait):
     monkeypatch.setattr(launch, "TERM_SECONDS", 0.1)
     child = script("import time; time.sleep(600)")
-    parent = f"import subprocess; subprocess.Popen({child!r}, start_new_session=True).wait()"
+    parent = f"import subprocess; subprocess.Popen({child!r}, start_new_session=True){wait}"
     launched = Launched(script(parent), tmp_path / "log.txt", os.environ)
-    assert eventually(lambda: bool(descendants(launched._process.pid)))
-    pid = next(iter(descendants(launched._process.pid)))
+    pids = [launched._process.pid]
+    assert eventually(lambda: set(marked(launched._mark)) - set(pids))
+    pids += set(marked(launched._mark)) - set(pids)
     launched.end()
-    assert eventually(lambda: not alive(pid))
+    assert len(pids) == 2
+    assert eventually(lambda: not any(map(alive, pids)))
 
 
 def test_a_process_that_hangs_after_its_marker_is_ended_without_being_a_timeout(tmp_path, monkeypatch):

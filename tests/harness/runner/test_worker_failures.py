@@ -43,7 +43,7 @@ def test_the_signal_that_ended_a_rank_is_the_root_cause_not_torchruns_own(tmp_pa
     log = TORCHRUN_TAIL.format(code=-11, traceback="Signal 11 (SIGSEGV) received by PID 12")
     status, reason = judged(tmp_path, log)
     assert status == "failed"
-    assert reason.startswith("killed by SIGSEGV")
+    assert reason.startswith("rank 1 killed by SIGSEGV")
 
 
 @pytest.mark.parametrize(("kernel", "status", "text"), [(True, "oom", "by the kernel"), (None, "failed", "perhaps")])
