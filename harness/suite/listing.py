@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -20,26 +21,35 @@ from strategies.registry import strategies
 
 _HEADLINE = ("scenario", "strategy", "ranks", "scene", "size", "kernels")
 """Keys worth a word even where all cells agree."""
+_COLUMNS = ("name", "scenario", "strategy", "ranks", "batch", "scene", "size")
+"""Keys with a column of their own where cells differ; the rest share one, so that a plan fits a terminal."""
 
 SCENARIOS = {
     "train": "train on the scene's images; loss, held-out quality and images over time",
     "throughput": "repeat passes over a fixed list of views with ready Gaussians; views per second and stages",
     "kernels": "time every operator and a whole step on one place",
+    "updates": "what a batch rule does to the updates, against batch 1 on the same images",
 }
 
 
 def plan_table(plan: Plan) -> Iterator[RenderableType]:
-    """The plan for people: what all cells share, a table of what tells them apart, and a line of counts."""
+    """The plan for people: what all cells share, a table of what tells them apart with memory a rank,
+    and a line of counts."""
     rows = [_shown(planned.cell) for planned in plan.cells]
     keys = dict.fromkeys(key for row in rows for key in row)
     varying = [key for key in keys if len({row.get(key, "") for row in rows}) > 1]
     shared = ", ".join(f"{key} {rows[0][key]}" for key in _HEADLINE if key not in varying)
     yield Text(f"{plan.suite} on {plan.device}: {shared}")
-    table = Table("cell", *(key.rpartition(".")[2] for key in varying), "memory a rank", "here")
+    columns = [key for key in _COLUMNS if key in varying]
+    others = [key for key in varying if key not in columns]
+    usual = {key: Counter(row.get(key, "") for row in rows).most_common(1)[0][0] for key in others}
+    table = Table("cell", *columns, *(["settings"] if others else []), "memory", "here")
     for planned, row in zip(plan.cells, rows, strict=True):
         here = Text(here_text(planned), style="yellow" if planned.skip else "green")
-        values = [Text(row.get(key, "")) for key in varying]
-        table.add_row(planned.cell_id, *values, memory_text(planned.predicted_bytes), here)
+        values = [Text(row.get(key, "")) for key in columns]
+        own = [f"{key.rpartition('.')[2]}={row[key]}" for key in others if row.get(key, "") not in ("", usual[key])]
+        settings = [Text(" ".join(own))] if others else []
+        table.add_row(planned.cell_id, *values, *settings, memory_text(planned.predicted_bytes), here)
     yield table
     runnable = [planned for planned in plan.cells if planned.skip is None and not planned.preparation]
     preparations = sum(planned.preparation for planned in plan.cells)
