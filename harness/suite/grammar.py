@@ -10,6 +10,7 @@ ladder: {strategy, steps, ...}        an ablation, or a list of them
 exclude: [{key: value or values}]     points left out
 by_device: {cpu: {...}, cuda: {...}}  the same sections, merged over these once the device is known
 stop: {...}                           when a throughput series ends
+claims: [{id: ..., ...}]              published figures and the cases that test them
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from typing import Any
 
 from harness.suite import validation
 from harness.suite.cell import Cell
+from harness.suite.claims import Claim, read_claims
 from harness.suite.settings import leaves, merged, nested, single
 from harness.suite.yaml_source import LocatedList, LocatedMap, Place, describe, read
 
 GRAMMAR = 1
 DEVICES = ("cpu", "cuda")
 SECTIONS = ("defaults", "prepare", "axes", "cases", "ladder", "exclude", "stop")
-TOP = ("suite", "name", "description", *SECTIONS, "by_device")
+TOP = ("suite", "name", "description", *SECTIONS, "by_device", "claims")
 LADDER = ("name", "strategy", "steps", "also", "axes")
 
 
@@ -72,6 +74,7 @@ class Suite:
     cases: tuple[Case, ...]
     ladders: tuple[Ladder, ...]
     exclude: tuple[LocatedMap, ...]
+    claims: tuple[Claim, ...]
 
 
 def load(file: Path) -> LocatedMap:
@@ -88,6 +91,8 @@ def load(file: Path) -> LocatedMap:
         raise document.value_places["name"].error(
             f"name: value {describe(document['name'])}; expected letters, digits, '.', '_' and '-' (it names a folder)"
         )
+    if "name" not in document and not _plain_name(file.stem):
+        raise document.place.error(f"name: missing, and {file.stem!r} of the file can name no folder; expected a name")
     understand(document, file)
     devices = _map(document, "by_device", "")
     _check_known(devices, DEVICES, "by_device.")
@@ -127,6 +132,7 @@ def understand(document: LocatedMap, file: Path) -> Suite:
         validation.check_settings(stop, "")
         defaults = merged(defaults, stop)
     prepare = _map(document, "prepare", "")
+    cases = _cases(document)
     return Suite(
         file=file,
         name=document.get("name") or file.stem,
@@ -136,9 +142,10 @@ def understand(document: LocatedMap, file: Path) -> Suite:
             name: _settings(_map(prepare, name, "prepare."), f"prepare.{name}.", ("name", "from")) for name in prepare
         },
         axes=_axes(_map(document, "axes", ""), "axes."),
-        cases=_cases(document),
+        cases=cases,
         ladders=_ladders(document),
         exclude=_excludes(document),
+        claims=read_claims(_maps(document, "claims", ""), [case.name for case in cases]),
     )
 
 

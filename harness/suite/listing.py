@@ -58,6 +58,11 @@ def plan_table(plan: Plan) -> Iterator[RenderableType]:
     yield Text(
         f"{len(plan.cells) - preparations} cells, of which {len(runnable)} run here, {repeats} with repeats{prepared}"
     )
+    if plan.claims:
+        claims = Table("system", "claim", "tested by")
+        for claim in plan.claims:
+            claims.add_row(claim.system, Text(claim.says), Text(claim.fate))
+        yield claims
 
 
 def _shown(cell: Cell) -> dict[str, str]:
@@ -116,6 +121,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             }
             for planned in plan.cells
         ],
+        "claims": [claim.model_dump(mode="json") for claim in plan.claims],
     }
 
 

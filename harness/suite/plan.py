@@ -11,6 +11,7 @@ from typing import Any
 from harness.errors import UserError
 from harness.suite import grammar, validation
 from harness.suite.cell import Cell
+from harness.suite.claims import Claim
 from harness.suite.expansion import Point, expand, without_excluded
 from harness.suite.feasibility import resolve, resolve_device, skip_reason
 from harness.suite.identity import cell_id
@@ -50,8 +51,8 @@ class Planned:
 class Plan:
     """A suite on this machine. cells: preparations first, then the suite's own, in the order of its file.
 
-    file: as it was given. device: what `device: auto` is here. overrides: the `--set` texts that repeat it. Paths in
-    cells are relative to the current directory.
+    file: as it was given. device: what `device: auto` is here. overrides: the `--set` texts that repeat it. claims:
+    published figures and what becomes of them. Paths in cells are relative to the current directory.
     """
 
     suite: str
@@ -61,6 +62,7 @@ class Plan:
     machine: Machine
     cells: tuple[Planned, ...]
     overrides: tuple[str, ...] = ()
+    claims: tuple[Claim, ...] = ()
 
 
 def plan(
@@ -90,7 +92,7 @@ def plan(
     builder = _Builder(suite, parsed, machine)
     cells = _unique(builder.planned(point) for point in points)
     cells = _selected(cells, list(builder.preparations.values()), filters)
-    return Plan(suite.name, suite.description, file, resolved_device, machine, tuple(cells), texts)
+    return Plan(suite.name, suite.description, file, resolved_device, machine, tuple(cells), texts, suite.claims)
 
 
 def _selected(cells: list[Planned], preparations: list[Planned], filters: list[Filter]) -> list[Planned]:

@@ -75,8 +75,8 @@ class LocatedList(list[Any]):
         self.places.append(place)
 
 
-_NULL, _BOOL, _INT, _FLOAT, _STR, _MERGE = (
-    f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "merge")
+_NULL, _BOOL, _INT, _FLOAT, _STR, _MERGE, _MAP, _SEQ = (
+    f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "merge", "map", "seq")
 )
 _CORE_SCHEMA = (
     (_NULL, re.compile(r"(?:null|Null|NULL|~|)\Z")),
@@ -150,6 +150,8 @@ def _sentence(error: yaml.MarkedYAMLError) -> str:
 
 def _value(node: yaml.Node, place: Any) -> Any:
     here = place(node.start_mark)
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in (_MAP, _SEQ):
+        raise here.error(f"tag {node.tag!r} is not supported")
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, here, place)
     if isinstance(node, yaml.SequenceNode):

@@ -1,0 +1,61 @@
+"""Claims: each names what becomes of it, and a mistake is one sentence with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UserError
+from harness.suite.machine import Machine
+from harness.suite.plan import plan
+
+SUITES = Path(__file__).parents[3] / "suites"
+CPU = Machine(gpus=0, nvcc=False, cpus=2, compiled=False)
+HEAD = """\
+suite: 1
+defaults: {scene: {city: small_aerial}, device: cpu}
+cases: [{name: ours}, {name: theirs, batch: 2}]
+claims:
+"""
+GOOD = (
+    "  - {id: a, system: grendel, says: twice, published: 2.0, metric: views_per_second, test: ours, against: theirs}\n"
+)
+
+
+def claims_of(tmp_path: Path, text: str):
+    file = tmp_path / "s.yaml"
+    file.write_text(HEAD + text)
+    return plan(file, machine=CPU).claims
+
+
+def test_a_claim_names_the_cells_that_test_it(tmp_path):
+    (claim,) = claims_of(tmp_path, GOOD)
+    assert claim.fate == "ours against theirs"
+    assert claim.published == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (GOOD.replace("test: ours, against: theirs", "test: our"), "s.yaml:5: claims[0].test: no case named 'our'"),
+        (GOOD.replace("test: ours, against: theirs", "note: x"), "claims[0].note: unknown key"),
+        (GOOD.replace("test: ours, against: theirs", "planned: x, test: ours"), "expected exactly one of"),
+        (GOOD.replace("test: ours, against: theirs", "planned: x, against: ours"), "'against' needs 'test'"),
+        (GOOD.replace("views_per_second", "view_per_second"), "did you mean 'views_per_second'"),
+        (GOOD.replace("grendel", "gaian"), "claims[0].system"),
+        (GOOD.replace("2.0", "much"), "claims[0].published"),
+        (GOOD + GOOD, "claims[1].id: value 'a' is taken"),
+    ],
+)
+def test_a_mistaken_claim_is_refused_with_its_line(tmp_path, text, sentence):
+    with pytest.raises(UserError) as caught:
+        claims_of(tmp_path, text)
+    assert sentence in str(caught.value)
+    assert "s.yaml:" in str(caught.value)
+
+
+def test_every_system_has_claims_and_each_says_what_becomes_of_it():
+    claims = plan(SUITES / "claims.yaml", machine=CPU).claims
+    assert {claim.system for claim in claims} == {"grendel", "splaxel", "bytesplat", "unified"}
+    assert all(claim.fate for claim in claims)
