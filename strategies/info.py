@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +16,10 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class BrokenPluginError(Exception):
+    """A strategy of another package cannot be had; the text is one sentence for the user."""
+
+
 @dataclass(frozen=True)
 class StrategyInfo:
     """A strategy, as the suite and the runner need to know it.
@@ -24,6 +29,8 @@ class StrategyInfo:
     (one process a rank) or `one` (one process drives all). engines: how its ranks may talk, best first;
     `local` is one process, and so one rank unless that process drives all places.
     max_ranks: None for any number. exact_when: in which settings it equals `single` (design's definition).
+    lacks: of options and a resolved device, what the options need and that device has not; None when it has all.
+    refuses: of options, ranks and batch, why these do not go together; None when they do.
     """
 
     name: str
@@ -34,6 +41,8 @@ class StrategyInfo:
     engines: tuple[str, ...] = ("local",)
     max_ranks: int | None = None
     exact_when: str = ""
+    lacks: Callable[[Any, str], str | None] = lambda options, device: None
+    refuses: Callable[[Any, int, int], str | None] = lambda options, ranks, batch: None
 
     def load(self) -> type[Any]:
         """The Strategy class; imports torch."""

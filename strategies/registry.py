@@ -6,25 +6,34 @@ import difflib
 from functools import cache
 from importlib.metadata import entry_points
 
+from strategies.bytesplat.info import INFO as BYTESPLAT
 from strategies.grendel.info import INFO as GRENDEL
-from strategies.info import StrategyInfo
+from strategies.info import BrokenPluginError, StrategyInfo
 from strategies.single.info import INFO as SINGLE
+from strategies.splaxel.info import INFO as SPLAXEL
 from strategies.unified.info import INFO as UNIFIED
 
-BUILT_IN = (SINGLE, GRENDEL, UNIFIED)
+BUILT_IN = (SINGLE, GRENDEL, SPLAXEL, BYTESPLAT, UNIFIED)
 ENTRY_POINT_GROUP = "harness.strategies"
 
 
 @cache
 def strategies() -> dict[str, StrategyInfo]:
-    """Every known strategy by name. An entry point must load a StrategyInfo and may not take a built-in's name."""
+    """Every known strategy by name.
+
+    BrokenPluginError for an entry point that loads no StrategyInfo, or one whose name is taken.
+    """
     known = {info.name: info for info in BUILT_IN}
     for entry in entry_points(group=ENTRY_POINT_GROUP):
-        info = entry.load()
+        place = f"entry point {entry.name} = {entry.value} of {ENTRY_POINT_GROUP}"
+        try:
+            info = entry.load()
+        except Exception as error:
+            raise BrokenPluginError(f"{place}: cannot be loaded ({type(error).__name__}: {error})") from error
         if not isinstance(info, StrategyInfo):
-            raise TypeError(f"entry point {entry.name} ({entry.value}) is no StrategyInfo but {type(info).__name__}")
+            raise BrokenPluginError(f"{place}: is of type {type(info).__name__}; expected a StrategyInfo")
         if info.name in known:
-            raise ValueError(f"entry point {entry.name} ({entry.value}) takes the name of strategy {info.name!r}")
+            raise BrokenPluginError(f"{place}: takes the name of strategy {info.name!r}; expected another")
         known[info.name] = info
     return known
 

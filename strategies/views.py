@@ -27,6 +27,11 @@ class ViewQueue:
         self._passes = 0
         self._waiting: list[int] = []
 
+    @property
+    def views(self) -> list[int]:
+        """The views of a pass, ascending."""
+        return sorted(set(self._views))
+
     def peek(self, n: int) -> list[int]:
         """The next n view numbers; fewer at the end of a pass where passes are kept."""
         while len(self._waiting) < (min(n, 1) if self._keep_passes else n):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
+
+from cuda_src.nvcc import find_nvcc
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Machine:
 
 def this_machine() -> Machine:
     """What is here now."""
-    return Machine(gpu_count(), _cpu_count(), _has_compiled_kernels(), _has_nvcc())
+    return Machine(gpu_count(), _cpu_count(), _has_compiled_kernels(), find_nvcc() is not None)
 
 
 def gpu_count() -> int:
@@ -62,8 +62,3 @@ def _cpu_count() -> int:
 
 def _has_compiled_kernels() -> bool:
     return importlib.util.find_spec("cuda_src.compiled") is not None
-
-
-def _has_nvcc() -> bool:
-    home = os.environ.get("CUDA_HOME")
-    return bool(home and (Path(home) / "bin" / "nvcc").is_file()) or shutil.which("nvcc") is not None

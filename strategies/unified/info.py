@@ -27,6 +27,15 @@ class UnifiedOptions(Options):
     """Cost of a tile when pixels are cut: its contributors at the view's last visit, or constant."""
 
 
+def lacks(options: UnifiedOptions, device: str) -> str | None:
+    """Why a table cannot be placed so in the memory of that kind of device; None when it can."""
+    if options.placement == "managed" and device == "cpu":
+        return "placement managed: needs cudaMallocManaged, device is cpu"
+    if options.placement == "round_robin" and device == "cuda" and options.stripe_bytes % (2 * MEBIBYTE):
+        return f"stripe_bytes {options.stripe_bytes}: CUDA's virtual memory is mapped in multiples of 2 MiB"
+    return None
+
+
 INFO = StrategyInfo(
     name="unified",
     summary="one aggregate device: one table over the memory of all places, operators launched on each, then a join",
@@ -35,4 +44,5 @@ INFO = StrategyInfo(
     processes="one",
     engines=("local",),
     exact_when="always, on any number of places",
+    lacks=lacks,
 )

@@ -16,7 +16,7 @@ from strategies.training.schedule import sh_degree
 from strategies.unified.arenas import Arena, Streams, join
 from strategies.unified.frames import Frames
 from strategies.unified.gradients import GRADIENT_RETURNS
-from strategies.unified.info import UnifiedOptions
+from strategies.unified.info import UnifiedOptions, lacks
 from strategies.unified.pixels import enter_reads, read_halo, read_image
 from strategies.unified.place import Place, Truth
 from strategies.unified.placement import rows_of, spans_of
@@ -29,8 +29,8 @@ class Unified(Strategy):
 
     def setup(self, ctx: Context, source: GaussianSource, images: ImageSource, options: Options) -> None:
         assert isinstance(options, UnifiedOptions)
-        if options.placement == "managed" and ctx.world.devices[0].type == "cpu":
-            raise ValueError("placement managed: is CUDA's managed memory, and the devices are arenas of host memory")
+        if lacking := lacks(options, ctx.world.devices[0].type):
+            raise ValueError(lacking)
         self.ctx, self.images, self.options = ctx, images, options
         self.costs = TileCosts()
         self._images_seen = 0
@@ -44,7 +44,8 @@ class Unified(Strategy):
         route = self._push_splats(regions, degree)
         frames = self._raster(regions, route)
         with clock("exchange_loss"):
-            enter_reads(ledger, "exchange_loss", join(each(lambda p: read_halo(regions, frames, p.number))))
+            pixels = [regions.pixel_owner(view) for view in range(ctx.batch)]
+            enter_reads(ledger, "exchange_loss", join(each(lambda p: read_halo(regions, pixels, frames, p.number))))
         with clock("loss"):
             truths = [self._truth(view) for view in views]
             losses = join(each(lambda p: p.losses(frames[p.number], truths)))
@@ -53,7 +54,8 @@ class Unified(Strategy):
             join(each(lambda p: p.raster_backward(regions, frames[p.number], losses[p.number], back)))
         with clock("exchange_backward"):
             partials = join(each(lambda p: [back.collect(view, p.number) for view in range(ctx.batch)]))
-            back.enter(ledger, "exchange_backward", frames)
+        # Outside the stage: to count what moved can cost more than to move it.
+        back.enter(ledger, "exchange_backward", frames)
         with clock("project_backward"):
             join(each(lambda p: p.project_backward(regions, degree, route.owners[p.number], partials[p.number])))
         with clock("optimize"):

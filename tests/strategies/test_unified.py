@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
 from cuda_src import layout
 from cuda_src.operators import KernelSet
+from harness.suite.machine import Machine
+from harness.suite.plan import plan
 from strategies.base import Shard, World
 from strategies.distribution.communicator import LocalCommunicator
 from strategies.single.info import SingleOptions
@@ -26,6 +29,7 @@ SMOOTH = Training(sh_every=0, epsilon=1e-8)
 """Adam's usual epsilon of 1e-15 turns a last-bit difference of a gradient into a visible one of a parameter."""
 FEW_ROWS = 3 * ROW_BYTES + 100
 """A stripe so small that a tiny scene has many, and that rows span its borders."""
+ABLATION = Path(__file__).parents[2] / "suites" / "ablation_unified.yaml"
 EXCHANGES = ["push", "remote_atomic", "local_reduce"]
 PLACEMENTS = ["round_robin", "striped"]
 
@@ -194,6 +198,26 @@ def test_images_have_a_background_and_masks_count(scene):
     assert torch.allclose(by_id(strategy), by_id(oracle), atol=1e-8, rtol=0)
 
 
+def test_ranges_of_tiles_follow_the_work_of_the_last_visit(make_scene):
+    scene = make_scene(count=300, views=1)
+    scene.source.parameters[:, layout.MEAN] += torch.tensor([0.0, 1.0, 0.0])
+    scene.source.parameters[:, layout.LOG_SCALE] -= 1.0
+    camera = scene.cameras[0] = scene.cameras[0].resized(112, 96)
+    scene.images.images[0] = torch.zeros(96, 112, 3, dtype=torch.uint8)
+    work, off = unified(scene, 4, PORTABLE), unified(scene, 4, PORTABLE, balance="off")
+    assert work._cut([0], [camera]).cuts == off._cut([0], [camera]).cuts
+    trained(work, scene, 1)
+    trained(off, scene, 1)
+    cost = work.costs.of([0], [camera])[0]
+
+    def largest(regions) -> float:
+        return max(float(cost[regions.of(place, 0).long()].sum()) for place in range(4))
+
+    evenly = off._cut([0], [camera])
+    assert sorted(len(evenly.of(place, 0)) for place in range(4)) == [10, 10, 11, 11]
+    assert largest(work._cut([0], [camera])) < 0.7 * largest(evenly)
+
+
 @dataclass
 class Saved:
     """A ShardReader over what a strategy holds."""
@@ -241,8 +265,40 @@ def test_an_exception_in_one_place_ends_the_step_with_that_exception(scene):
 
 
 def test_managed_memory_is_refused_where_there_is_no_cuda(scene):
-    with pytest.raises(ValueError, match="placement managed"):
+    with pytest.raises(ValueError, match="placement managed: needs cudaMallocManaged, device is cpu"):
         unified(scene, 2, placement="managed")
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "lacking"),
+    [
+        ({"placement": "managed"}, "cpu", "placement managed"),
+        ({"placement": "managed"}, "cuda", None),
+        ({"stripe_bytes": 65536}, "cuda", "stripe_bytes 65536"),
+        ({"stripe_bytes": 65536}, "cpu", None),
+        ({"stripe_bytes": 65536, "placement": "striped"}, "cuda", None),
+        ({"stripe_bytes": 2**25}, "cuda", None),
+    ],
+)
+def test_a_plan_can_say_which_memory_a_device_lacks(options, device, lacking):
+    reason = INFO.lacks(UnifiedOptions(**options), device)
+    assert reason is None if lacking is None else lacking in reason
+
+
+@pytest.mark.parametrize(
+    ("machine", "skipped"),
+    [
+        (Machine(gpus=0, cpus=2, compiled=False, nvcc=False), {"managed": "device is cpu"}),
+        (Machine(gpus=8, cpus=8, compiled=True, nvcc=True), {"stripe 512 KiB": "multiples of 2 MiB"}),
+    ],
+)
+def test_the_ablation_runs_whole_but_for_what_the_device_lacks(machine, skipped):
+    cells = plan(ABLATION, machine=machine).cells
+    assert {c.cell.options.get("exchange", "push") for c in cells} == set(EXCHANGES)
+    reasons = {c.cell.name: c.skip for c in cells if c.skip is not None}
+    assert reasons.keys() == skipped.keys()
+    assert all(text in reasons[name] for name, text in skipped.items())
+    assert all(c.cell.engine == "local" for c in cells)
 
 
 def test_one_process_drives_any_number_of_places():

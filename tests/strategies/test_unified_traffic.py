@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cuda_src import layout
 from cuda_src import operators as op
 from cuda_src.camera import TILE
 from cuda_src.operators import KernelSet
@@ -29,8 +30,9 @@ STRIPE = 4 * ROW_BYTES
 @pytest.fixture
 def scene(make_scene):
     scene = make_scene(count=90)
-    # Opaque enough that pixels stop early: the backward then walks over fewer instances than there are.
-    scene.source.parameters[:, 10] += 3.0
+    # Opaque and large: whole tiles stop early, and the backward walks over fewer instances than there are.
+    scene.source.parameters[:, layout.OPACITY_LOGIT] += 6.0
+    scene.source.parameters[:, layout.LOG_SCALE] += 1.0
     return scene
 
 
