@@ -54,10 +54,12 @@ def run_plan(
 ) -> RunOutcome:
     """Run a plan; arguments as of `run`."""
     from harness.runner.run import run_suite
+    from harness.runner.scene_check import check_scenes
 
     folder = RUNS / planned.suite if out is None else Path(out)
     if folder.exists() and not folder.is_dir():
         raise UserError("is a file; expected a folder for the records", folder)
+    check_scenes(planned)
     return run_suite(
         planned,
         folder,

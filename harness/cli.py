@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from harness.errors import EXIT_INTERRUPTED, EXIT_USAGE, UserError
 from harness.origin import check_origin
+from strategies.info import BrokenPluginError
 
 FILE_WIDTH = 160
 """Columns of a plan that is written into a file or a pipe."""
@@ -28,7 +29,7 @@ class Commands(TyperGroup):
         try:
             check_origin()
             return super().invoke(ctx)
-        except UserError as error:
+        except (UserError, BrokenPluginError) as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(EXIT_USAGE) from None
         except KeyboardInterrupt:
@@ -45,6 +46,8 @@ app = typer.Typer(
 )
 scene_app = typer.Typer(help="Look at scenes.", no_args_is_help=True)
 app.add_typer(scene_app, name="scene")
+new_app = typer.Typer(help="Write the beginning of something new.", no_args_is_help=True)
+app.add_typer(new_app, name="new")
 
 
 class Device(StrEnum):
@@ -150,6 +153,22 @@ def report(
     print(build_report(folders, out or folders[0] / "report"))
 
 
+@app.command()
+def build(
+    arch: Annotated[
+        str | None, typer.Option(metavar="CC", help="Compute capability such as 80 or 90a; 90 by default.")
+    ] = None,
+) -> None:
+    """Build the CUDA kernels, unless the cache holds them, and print the library's path."""
+    from cuda_src.compiled.build import BuildError
+    from cuda_src.compiled.build import build as build_kernels
+
+    try:
+        print(build_kernels(arch).library)
+    except BuildError as error:
+        raise UserError(str(error)) from None
+
+
 @scene_app.command("info")
 def scene_info(
     spec: Annotated[str, typer.Argument(metavar="SPEC", help="A preset, a folder, or a YAML mapping.")],
@@ -179,6 +198,17 @@ def scene_info(
 
         plot_scene(loaded, plot)
         print(plot)
+
+
+@new_app.command("strategy")
+def new_strategy(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the strategy, and of its package.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder in which to make the package's folder.")] = Path(),
+) -> None:
+    """Write a package with a working, exact strategy to start from; print its folder."""
+    from harness.skeleton import new_strategy as write
+
+    print(write(name, out))
 
 
 @app.command("list")

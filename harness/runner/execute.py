@@ -12,9 +12,12 @@ from typing import Any
 
 from harness.records.schema import Status, WorkerResult
 from harness.records.store import LOG, write_atomically
-from harness.runner.failure import RESULT, TAIL_LINES, clean_log, kernel_kills, log_lines, outcome, portable_text
-from harness.runner.launch import DONE, Launched, worker_command, worker_environment
+from harness.runner.disk import drop_all_but_log, is_full
+from harness.runner.failure import TAIL_LINES, clean_log, kernel_kills, log_lines, outcome, portable_text
+from harness.runner.launch import Launched, worker_command, worker_environment
 from harness.runner.progress import PROGRESS, ProgressFile
+from harness.runner.result import DONE, FAILING, RESULT
+from harness.runner.whereabouts import WHEREABOUTS
 from harness.suite.cell import Cell
 from strategies.registry import strategy
 
@@ -87,9 +90,13 @@ def execute(
         kills_after = kernel_kills()
         kernel_killed = None if kills is None or kills_after is None else kills_after > kills
         status, reason, result = outcome(folder, ended, progress, cell.timeout, kernel_killed)
-        clean_log(folder)
-        for name in (CELL, RESULT, PROGRESS, DONE):
+        for name in (CELL, RESULT, f"{RESULT}.partial", PROGRESS, FAILING, DONE):
             (folder / name).unlink(missing_ok=True)
+        for file in folder.glob(WHEREABOUTS):
+            file.unlink()
+        if status == "failed" and is_full(folder):
+            drop_all_but_log(folder)
+        clean_log(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

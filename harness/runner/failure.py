@@ -16,18 +16,19 @@ from pydantic import ValidationError
 
 from harness.records.schema import METRICS, Status, WorkerResult
 from harness.records.store import LOG, write_atomically
-from harness.runner.launch import DONE, Ended
+from harness.runner.disk import NO_SPACE, is_full
+from harness.runner.launch import Ended
 from harness.runner.progress import ProgressFile
+from harness.runner.result import DONE, RESULT, is_out_of_memory
+from harness.runner.whereabouts import whereabouts
 
-RESULT = "result.json"
 TAIL_LINES = 40
 
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|\bMemoryError\b|OUT_OF_MEMORY|can't allocate memory|Unable to allocate|std::bad_alloc",
-    re.IGNORECASE,
-)
 _EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*)$")
+_TORCHRUN_RANK = re.compile(r"\s*rank\s*:\s*(\d+) ")
 _TORCHRUN_SIGNAL = re.compile(r"\bSignal (\d+) \(SIG[A-Z]+\)|exitcode\s*:\s*-(\d+)")
+_FOLLOWS = re.compile(r"(?:[\w.]+\.)?Peer(?:Failed|Silent)Error\b")
+"""Errors of ranks that another rank has let down (strategies/distribution/communicator.py)."""
 _ABSOLUTE = re.compile(r"(?<![\w.:/~-])/(?:[^\s/'\":,;()<>]+/)+(?=[^\s/'\":,;()<>])")
 
 
@@ -39,32 +40,35 @@ def outcome(
     The result and its marker are trusted, not the exit code: libraries abort at exit. kernel_killed: whether the
     kernel ended a process for want of memory meanwhile; None where it does not say.
     """
+    seen = "; ".join(part for part in (f"last seen: {progress.last_seen()}", whereabouts(folder)) if part)
     if ended.timed_out:
-        return "timeout", f"no end after {timeout:g} s; last seen: {progress.last_seen()}", None
+        return "timeout", f"no end after {timeout:g} s; {seen}", None
     result, damage = _read_result(folder)
     if result is not None and ((folder / DONE).exists() or result.status != "ok"):
         return result.status, result.reason, result
     if damage is not None and (folder / DONE).exists():
         return "failed", damage, None
     log = log_lines(folder)
-    number = _signal_number(ended, log)
+    who, number = _signalled(ended, log)
     exception = last_exception(log)
     if number == signal.SIGKILL and kernel_killed is not False:
         doubt = "" if kernel_killed else ", perhaps"
         status: Status = "oom" if kernel_killed else "failed"
-        return (
-            status,
-            f"killed (SIGKILL){doubt} by the kernel for want of memory; last seen: {progress.last_seen()}",
-            None,
-        )
+        return status, f"{who}killed (SIGKILL){doubt} by the kernel for want of memory; {seen}", None
+    follows = exception is not None and _FOLLOWS.match(exception) is not None
+    if number is not None and (exception is None or follows):
+        return "failed", f"{who}killed by {_signal_name(number)}; {seen}", None
+    if follows and exception is not None:
+        error, _, text = exception.partition(": ")
+        return "timeout" if error.endswith("SilentError") else "failed", f"{text}; {seen}", None
     if exception is not None:
-        return ("oom" if _OUT_OF_MEMORY.search(exception) else "failed"), exception, None
-    if number is not None:
-        return "failed", f"killed by {_signal_name(number)}; last seen: {progress.last_seen()}", None
-    memory = next((line for line in reversed(log) if _OUT_OF_MEMORY.search(line)), None)
+        return "oom" if is_out_of_memory(exception) else "failed", exception, None
+    memory = next((line for line in reversed(log) if is_out_of_memory(line)), None)
     if memory is not None:
         return "oom", memory.strip(), None
-    return "failed", f"ended with exit code {ended.code} and without a result; last seen: {progress.last_seen()}", None
+    if is_full(folder):
+        return "failed", f"{NO_SPACE}; {seen}", None
+    return "failed", f"ended with exit code {ended.code} and without a result; {seen}", None
 
 
 def _read_result(folder: Path) -> tuple[WorkerResult | None, str | None]:
@@ -83,16 +87,21 @@ def _read_result(folder: Path) -> tuple[WorkerResult | None, str | None]:
     return result, None
 
 
-def _signal_number(ended: Ended, log: list[str]) -> int | None:
-    """The signal that ended the worker; torchrun reports that of a rank in its log."""
+def _signalled(ended: Ended, log: list[str]) -> tuple[str, int | None]:
+    """The signal that ended the worker, and the rank (`rank 1 `) that it ended where torchrun reports one."""
     if ended.code is not None and ended.code < 0:
-        return -ended.code
-    # torchrun ends the other ranks itself: only what it names as the first failure counts.
-    causes = [i for i, line in enumerate(log) if line.startswith("Root Cause")]
-    for line in log[causes[-1] :] if causes else ():
-        if (found := _TORCHRUN_SIGNAL.search(line)) is not None:
-            return int(found.group(1) or found.group(2))
-    return None
+        return "", -ended.code
+    failures = [i for i, line in enumerate(log) if line.startswith("Failures:")]
+    rank, found = "", []
+    for line in log[failures[-1] :] if failures else ():
+        if (named := _TORCHRUN_RANK.match(line)) is not None:
+            rank = f"rank {named.group(1)} "
+        elif (match := _TORCHRUN_SIGNAL.search(line)) is not None:
+            found.append((rank, int(match.group(1) or match.group(2))))
+    # torchrun asks the other ranks to end with SIGTERM. What it calls the root cause comes last; a rank that met the
+    # dead one's silence may stand there by chance.
+    own = [signalled for signalled in found if signalled[1] != signal.SIGTERM]
+    return own[-1] if own else ("", None)
 
 
 def _signal_name(number: int) -> str:

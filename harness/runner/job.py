@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +19,8 @@ from cuda_src.operators import KernelSet
 from harness.errors import UserError
 from harness.measure.clock import StageClock
 from harness.records.schema import METRICS, Measurement, RecordImage, SceneFacts, WorkerResult
-from harness.records.store import write_atomically
-from harness.runner.failure import RESULT
-from harness.runner.launch import DONE
 from harness.runner.ranks import Ranks
+from harness.runner.result import write_result
 from harness.runner.whereabouts import Whereabouts
 from harness.scenes.load import load_scene
 from harness.scenes.ply import read_gaussians
@@ -250,9 +247,3 @@ class Job:
         if self.leads:
             with (self.folder / "progress.jsonl").open("a") as file:
                 file.write(json.dumps(event) + "\n")
-
-
-def write_result(folder: Path, result: WorkerResult) -> None:
-    """result.json whole or not at all, then `done`."""
-    write_atomically(folder / RESULT, result.model_dump_json(indent=1))
-    (folder / DONE).touch()

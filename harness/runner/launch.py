@@ -8,18 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-DONE = "done"
-"""Empty file, the last that a worker writes."""
 POLL_SECONDS = 0.2
 TERM_SECONDS = 5.0
 """Between asking the processes to end and killing them."""
+KILL_SECONDS = 0.01
+"""For a killed process to go."""
 EXIT_SECONDS = 20.0
 """After `done`, processes may take so long to leave: libraries that hang at exit cost no result."""
+
+MARK = "SPLAT_HARNESS_LAUNCH"
+"""Environment variable that all processes of one launch inherit, so that they are found whoever their parent is."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -67,13 +71,14 @@ class Launched:
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]):
         self._started = time.monotonic()
+        self._mark = uuid.uuid4().hex
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=dict(environment),
+                env={**environment, MARK: self._mark},
                 start_new_session=True,
             )
 
@@ -111,7 +116,6 @@ class Launched:
 
     def end(self) -> None:
         """End every process that is left: end of input, SIGTERM, and after TERM_SECONDS SIGKILL."""
-        left = descendants(self._process.pid)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -121,11 +125,14 @@ class Launched:
                 self._process.wait(TERM_SECONDS)
         _signal_group(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        # torchrun gives every rank a session of its own, which a signal to our group does not reach.
-        for pid, start in left.items():
-            if _start_time(pid) == start:
-                with contextlib.suppress(ProcessLookupError):
+        # torchrun gives every rank a session of its own, which a signal to our group does not reach; and where torchrun
+        # itself was killed, its ranks are nobody's children.
+        give_up = time.monotonic() + TERM_SECONDS
+        while (left := marked(self._mark)) and time.monotonic() < give_up:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+            time.sleep(KILL_SECONDS)
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started
@@ -136,32 +143,12 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def descendants(pid: int) -> dict[int, str]:
-    """Children of the process and theirs, by process id, with their start times; empty where there is no /proc."""
-    children: dict[int, list[int]] = {}
+def marked(mark: str) -> list[int]:
+    """Processes of the launch with that mark; none where there is no /proc."""
+    entry = f"{MARK}={mark}".encode()
+    found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        if (fields := _stat(int(folder.name))) is not None:
-            children.setdefault(int(fields[1]), []).append(int(folder.name))
-    found: dict[int, str] = {}
-    waiting = list(children.get(pid, ()))
-    while waiting:
-        child = waiting.pop()
-        if (start := _start_time(child)) is not None:
-            found[child] = start
-        waiting += children.get(child, ())
+        with contextlib.suppress(OSError):
+            if entry in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
     return found
-
-
-def _start_time(pid: int) -> str | None:
-    """Clock ticks from boot to the start of the process: with it a reused process id is not mistaken."""
-    fields = _stat(pid)
-    return fields[19] if fields is not None else None
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on (proc(5)); the name before them may hold spaces and brackets."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()

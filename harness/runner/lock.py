@@ -19,8 +19,12 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
 
     wait: until the other is ready; otherwise UserError when another process holds it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+")
+    except OSError as error:
+        raise UserError(f"cannot be written ({error.strerror}); expected a folder for records", folder) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -17,6 +17,7 @@ from harness.records.schema import Record
 from harness.records.store import free_folder, remove_unfinished, write_record
 from harness.runner import prepared
 from harness.runner.console import Display, label
+from harness.runner.disk import NO_SPACE, drop_all_but_log, says_full
 from harness.runner.execute import Attempt, Command, execute
 from harness.runner.finished import ENDED_BADLY, MEASURED, Finished
 from harness.runner.kernels import COMPILE, compile_kernels
@@ -71,6 +72,11 @@ def run_suite(
         except KeyboardInterrupt:
             console.print("interrupted; finished cells are kept")
             return RunOutcome(EXIT_INTERRUPTED, None, run.records)
+        except OSError as error:
+            if not says_full(error):
+                raise
+            console.print(f"{NO_SPACE}; finished cells are kept, make room and run again to go on")
+            return RunOutcome(EXIT_FAILED, None, run.records)
         return RunOutcome(exit_code(record for _, record in run.records), _report(out, console), run.records)
 
 
@@ -84,9 +90,9 @@ def exit_code(records: Iterable[Record]) -> int:
 
 def _report(out: Path, console: Console) -> Path | None:
     """Build the report; records outlive its failure, which is shown."""
-    from harness.report.build import build_report
-
     try:
+        from harness.report.build import build_report
+
         return build_report([out], out / REPORT)
     except Exception as error:
         console.print(
@@ -156,11 +162,23 @@ class _Run:
                 on_progress=display.progress,
                 command=self.command,
             )
-        record = self.recorder.record(planned.cell, key, attempt)
-        write_record(folder, record)
+        record = self._written(folder, self.recorder.record(planned.cell, key, attempt))
         self.finished.add(folder, record)
         self.records.append((folder, record))
         display.end(name, record)
+
+    def _written(self, folder: Path, record: Record) -> Record:
+        """The record as it came to stand in its folder: on a full disk it takes the place of what the cell left there,
+        and is that of a failed cell."""
+        try:
+            write_record(folder, record)
+        except OSError as error:
+            if not says_full(error):
+                raise
+            drop_all_but_log(folder)
+            record = record.model_copy(update={"status": "failed", "reason": NO_SPACE, "result": None})
+            write_record(folder, record)
+        return record
 
     def _prepare(self, planned: Planned, display: Display) -> Path | str:
         """The folder of what cells start from, trained now unless it is there; or why there is none.

@@ -64,7 +64,7 @@ def run(job: Job) -> None:
     job.statistics(strategy)
     job.traffic(steps * (len(seconds) - WARM_UP_PASSES))
     breakdown(job, strategy, queue, len(views))
-    job.measure("gaussians_count", source.count, "last")
+    job.measure("gaussians_count", job.ranks.total(sum(len(s.ids) for s in strategy.shards())), "last")
     job.memory(strategy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from time import perf_counter
 
 import torch
@@ -26,6 +27,7 @@ def run(job: Job) -> None:
     scene, source = job.scene(from_points=True)
     strategy = job.strategy(scene, source, cell.training)
     job.read_images(scene, scene.train_views + scene.test_views)
+    job.phase("training")
     queue = ViewQueue(scene.train_views, cell.seed)
     evaluations = {round(cell.images * i / cell.evaluations) for i in range(1, cell.evaluations + 1)}
     job.clock.enabled = True
@@ -45,6 +47,8 @@ def run(job: Job) -> None:
         seconds, steps = seconds + step_seconds, steps + report.optimizer_steps
         visible, instances = visible + report.visible_gaussians, instances + report.tile_instances
         seen, loss = strategy.images_seen, job.ranks.total(share)
+        if not isfinite(loss):
+            raise FloatingPointError(f"the loss is {loss} after {seen} images")
         job.sample("training", "loss", loss, index=steps, images_seen=seen)
         job.sample("training", "step_seconds", step_seconds, index=steps, images_seen=seen)
         if perf_counter() - shown > PROGRESS_SECONDS or seen >= cell.images:
@@ -70,7 +74,8 @@ def run(job: Job) -> None:
     job.traffic(steps)
     job.memory(strategy)
     if job.preparation:
-        write_gaussians(job.folder / "gaussians.ply", strategy.shards(), source.count)
+        kept = sum(len(s.ids) for s in strategy.shards())  # Fewer than it began with after pruning.
+        write_gaussians(job.folder / "gaussians.ply", strategy.shards(), kept)
 
 
 def evaluate(job: Job, scene: Scene, strategy: Strategy, final: bool) -> None:

@@ -6,25 +6,25 @@ import mmap
 from itertools import groupby
 from pathlib import Path
 
-WHEREABOUTS = "whereabouts"
-SLOT = 64
-"""Bytes a rank. The file is mapped, so that a note costs no system call and outlives its writer, however that ends."""
+WHEREABOUTS = "whereabouts-*"
+"""Files of the ranks, as a pattern."""
+NOTE_BYTES = 64
 _LAST = "last in"
 _WAITS = "waits in"
 
 
-def prepare(folder: Path, ranks: int) -> None:
-    """An empty note for every rank."""
-    (folder / WHEREABOUTS).write_bytes(bytes(SLOT * ranks))
-
-
 class Whereabouts:
-    """One rank's note, overwritten from stage to stage."""
+    """One rank's note, overwritten from stage to stage.
+
+    Its file is mapped, so that a note costs no system call and outlives its writer, however that ends.
+    """
 
     def __init__(self, folder: Path, rank: int):
-        with (folder / WHEREABOUTS).open("r+b") as file:
-            self._notes = mmap.mmap(file.fileno(), 0)
-        self._slot = slice(rank * SLOT, (rank + 1) * SLOT)
+        path = folder / WHEREABOUTS.replace("*", str(rank))
+        # Written, not only made longer: a full disk is then an error here, and not a fault at the first note.
+        path.write_bytes(bytes(NOTE_BYTES))
+        with path.open("r+b") as file:
+            self._note = mmap.mmap(file.fileno(), NOTE_BYTES)
         self.rank = rank
         self._stage = ""
 
@@ -45,20 +45,18 @@ class Whereabouts:
 
     def _write(self, word: str, stage: str) -> None:
         note = f"{word} {stage}" if stage else ""
-        self._notes[self._slot] = note.encode()[:SLOT].ljust(SLOT, b"\0")
+        self._note[:] = note.encode()[:NOTE_BYTES].ljust(NOTE_BYTES, b"\0")
 
 
 def whereabouts(folder: Path) -> str:
     """As in `rank 1 last in loss; ranks 0, 2 wait in exchange_loss`: those first whom the others wait for. Empty when
     no rank has come to a stage."""
-    try:
-        notes = (folder / WHEREABOUTS).read_bytes()
-    except FileNotFoundError:
-        return ""
-    slots = (notes[lo : lo + SLOT].rstrip(b"\0").decode(errors="replace") for lo in range(0, len(notes), SLOT))
-    of_ranks = sorted(((note.startswith(_WAITS), note, rank) for rank, note in enumerate(slots) if note))
+    of_ranks = []
+    for file in folder.glob(WHEREABOUTS):
+        if note := file.read_bytes().rstrip(b"\0").decode(errors="replace"):
+            of_ranks.append((note.startswith(_WAITS), note, int(file.name.rpartition("-")[2])))
     parts = []
-    for note, same in groupby(of_ranks, key=lambda item: item[1]):
+    for note, same in groupby(sorted(of_ranks), key=lambda item: item[1]):
         ranks = [str(rank) for _, _, rank in same]
         words = note if len(ranks) == 1 else note.replace(_WAITS, "wait in", 1)
         parts.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} {words}")

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import sys
-import threading
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -17,13 +16,15 @@ import torch.distributed as dist
 from harness.errors import EXIT_FAILED, EXIT_OK, UserError
 from harness.records.schema import Status, WorkerResult
 from harness.runner import scenario_kernels, scenario_throughput, scenario_train, scenario_updates
-from harness.runner.job import Job, write_result
+from harness.runner.job import Job
+from harness.runner.lifeline import end_with_the_runner
+from harness.runner.result import FAILING, is_out_of_memory, write_result
+from harness.runner.whereabouts import Whereabouts
 from harness.suite.cell import Cell
-from strategies.distribution.communicator import Communicator, LocalCommunicator
+from strategies.distribution.communicator import Communicator, LocalCommunicator, PeerFailedError, PeerSilentError
 from strategies.distribution.gloo import GlooCommunicator
 from strategies.distribution.virtual import VirtualWorld
 
-RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
 SCENARIOS = {
     "train": scenario_train.run,
     "throughput": scenario_throughput.run,
@@ -42,7 +43,7 @@ def main(folder: Path) -> int:
         elif cell.engine == "local":
             run_rank(folder, LocalCommunicator(torch.device(cell.device), places=cell.ranks))
         else:
-            dist.init_process_group("gloo", timeout=RENDEZVOUS_TIMEOUT)
+            dist.init_process_group("gloo", timeout=timedelta(seconds=cell.collective_timeout))
             run_rank(folder, GlooCommunicator())
             # gloo aborts processes that exit with a live group.
             dist.barrier()
@@ -50,38 +51,44 @@ def main(folder: Path) -> int:
             gc.collect()
     except Exception as error:
         traceback.print_exc()
-        status: Status = "oom" if isinstance(error, MemoryError | torch.OutOfMemoryError) else "failed"
-        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        if not (folder / "done").exists():
-            write_result(folder, WorkerResult(status=status, reason=reason))
+        leave_failure(folder, error)
         return EXIT_FAILED
     return EXIT_OK
 
 
 def run_rank(folder: Path, comm: Communicator) -> None:
     """One rank's whole life; rank 0 leaves the result once all have come through."""
-    job = Job.open(folder, comm)
-    SCENARIOS[job.cell.scenario](job)
-    job.ranks.barrier()
-    if job.leads:
-        job.finish()
+    whereabouts = Whereabouts(folder, comm.rank)
+    comm.on_wait = whereabouts.wait
+    try:
+        job = Job.open(folder, comm, whereabouts)
+        SCENARIOS[job.cell.scenario](job)
+        job.ranks.barrier()
+        if job.leads:
+            job.finish()
+    except Exception as error:
+        leave_failure(folder, error, str(whereabouts))
+        raise
 
 
-def end_with_the_runner() -> None:
-    """Exit when standard input ends: the runner holds the pipe, so even its kill -9 leaves no orphan."""
-
-    def wait() -> None:
-        try:
-            while os.read(0, 1):
-                pass
-        except OSError:
-            pass  # No standard input at all: there is no runner to outlive.
-        else:
-            os._exit(EXIT_FAILED)
-
-    if not os.isatty(0):
-        threading.Thread(target=wait, daemon=True).start()
+def leave_failure(folder: Path, error: Exception, where: str = "") -> None:
+    """The error as the cell's result, unless another rank has left one, or it only follows from another rank's end."""
+    if isinstance(error, PeerFailedError | PeerSilentError):
+        return
+    try:
+        (folder / FAILING).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    text = f"{type(error).__name__}: {error}"
+    status: Status = "oom" if isinstance(error, MemoryError) or is_out_of_memory(text) else "failed"
+    reason = str(error) if isinstance(error, UserError) else f"{text} ({where})" if where else text
+    write_result(folder, WorkerResult(status=status, reason=reason))
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    code = main(Path(sys.argv[1]))
+    if code:
+        # Ranks, threads and libraries that are stuck shall not keep a failed process from ending.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -16,7 +16,7 @@ from cuda_src.camera import Camera
 from harness.errors import UserError
 from harness.scenes.city import city_scene
 from harness.scenes.colmap import find_model, read_colmap
-from harness.scenes.photographs import Photograph, PhotographSource, check_sizes, hash_file, reduced
+from harness.scenes.photographs import Photograph, PhotographSource, check_ends, check_sizes, hash_file, reduced
 from harness.scenes.ply import read_gaussians
 from harness.scenes.points import chosen_points, points_in_view
 from harness.scenes.scene import HOLD_OUT, PointCloud, Scene, camera_extent
@@ -52,14 +52,20 @@ def load_scene(spec: SceneSpec, size: tuple[int, int] | None, device: torch.devi
     return scene
 
 
+def check_scene(spec: SceneSpec) -> None:
+    """Raise the UserError that `load_scene` would for the scene's files, without making anything of them."""
+    if spec.path is not None:
+        path = Path(spec.path).expanduser()
+        photographs, _ = _checked_photographs(path, spec.views)
+        _extent(tuple(photograph.camera for photograph in photographs), path)
+    if spec.model is not None:
+        read_gaussians(Path(spec.model).expanduser())
+
+
 def _photograph_scene(spec: SceneSpec, size: tuple[int, int] | None) -> Scene:
     path = Path(spec.path or "").expanduser()
     folder = path.parent if path.is_file() else path
-    photographs, points = _read_folder(path)
-    photographs = _evenly(photographs, spec.views)
-    if len(photographs) < 2:
-        raise UserError(f"scene has {len(photographs)} photograph; expected at least 2, since one is held out", path)
-    check_sizes(photographs)
+    photographs, points = _checked_photographs(path, spec.views)
     cameras = tuple(reduced(photograph.camera, size) for photograph in photographs)
     facts: dict[str, object] = {}
     if points is None:
@@ -84,6 +90,17 @@ def _photograph_scene(spec: SceneSpec, size: tuple[int, int] | None) -> Scene:
         credit=_credit(folder),
         facts=facts,
     )
+
+
+def _checked_photographs(path: Path, views: int | None) -> tuple[list[Photograph], PointCloud | None]:
+    """The photographs in use, their files looked at, and the points where the scene has them."""
+    photographs, points = _read_folder(path)
+    photographs = _evenly(photographs, views)
+    if len(photographs) < 2:
+        raise UserError(f"scene has {len(photographs)} photograph; expected at least 2, since one is held out", path)
+    check_sizes(photographs)
+    check_ends(photographs)
+    return photographs, points
 
 
 def _read_folder(path: Path) -> tuple[list[Photograph], PointCloud | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from strategies.base import Rect
 CACHE_BYTES = 1 << 30
 """Decoded pixels that one source keeps, at most (at least one image)."""
 
+_TAIL = 64
+"""Bytes in which an image's end mark is looked for; cameras may pad the last block."""
 _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow's modes of at most 8 bits a channel."""
 
@@ -83,6 +86,25 @@ def check_sizes(photographs: Sequence[Photograph]) -> None:
                 raise UserError(
                     f"is {found[0]}x{found[1]} pixels; its camera expects {expected[0]}x{expected[1]}", path
                 )
+
+
+def check_ends(photographs: Sequence[Photograph]) -> None:
+    """UserError for an image or mask that is cut short. Only a file without its format's end mark is decoded."""
+    for photograph in photographs:
+        for path in (photograph.file, photograph.mask):
+            if path is not None and not _has_end_mark(path):
+                _open(path, "RGB")
+
+
+def _has_end_mark(path: Path) -> bool:
+    """Whether the last bytes hold the end mark of JPEG (EOI, ITU-T T.81) or PNG (IEND, ISO/IEC 15948)."""
+    with path.open("rb") as stream:
+        start = stream.read(8)
+        stream.seek(-min(_TAIL, path.stat().st_size), os.SEEK_END)
+        tail = stream.read()
+    if start.startswith(b"\xff\xd8"):
+        return b"\xff\xd9" in tail
+    return start == b"\x89PNG\r\n\x1a\n" and b"IEND" in tail
 
 
 def reduced(camera: Camera, size: tuple[int, int] | None) -> Camera:

@@ -18,6 +18,7 @@ import harness
 from harness import cli
 from harness.errors import UserError
 from harness.origin import check_origin
+from strategies.info import BrokenPluginError
 
 ROOT = Path(__file__).parents[2]
 SUITE = "suite: 1\ndefaults: {device: cpu}\naxes: {strategy: [single], ranks: [1, 2]}\n"
@@ -151,7 +152,9 @@ def test_runs_go_to_results_runs_by_default(invoke: Invoke, runs: list[dict[str,
     assert (runs[0]["out"], runs[0]["retry_failed"], runs[0]["budget_seconds"]) == (Path("results/runs/s"), True, None)
 
 
-@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (UserError("no", "f", 3), 2)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (UserError("no", "f", 3), 2), (BrokenPluginError("no"), 2)]
+)
 def test_what_ends_a_command_decides_its_exit_code(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
 ) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import EXIT_FAILED
 from harness.runner import launch
 from harness.runner.execute import processes
+from harness.runner.kernels import COMPILE
 from harness.runner.launch import Launched, marked, worker_command, worker_environment
 from harness.suite.cell import Cell
 
@@ -82,6 +84,13 @@ def test_a_worker_ends_when_its_runner_is_killed(running, tmp_path):
     runner.wait()
     assert eventually(lambda: not alive(worker))
     assert len(list((tmp_path / "out").rglob("record.json"))) == 1
+
+
+def test_the_compiler_of_kernels_ends_with_its_runner_too():
+    started = COMPILE[2].partition("\n")[0] + "\nimport time; time.sleep(600)"
+    process = subprocess.Popen([*COMPILE[:2], started], stdin=subprocess.PIPE)
+    process.stdin.close()
+    assert process.wait(20) == EXIT_FAILED
 
 
 @needs_proc

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from harness.records.schema import Record
+from harness.records.store import records
+
 PLUGIN = Path(__file__).parent / "plugin"
-SCENE = "{city: small_street, gaussians: 40, points: 20, views: 4}"
-DEFAULTS = f"""\
+DEFAULTS = """\
 suite: 1
 name: survival
 defaults:
@@ -21,39 +23,23 @@ defaults:
   device: cpu
   kernels: reference
   strategy: faulty
-  scene: {SCENE}
+  scene: {city: small_street, gaussians: 40, points: 20, views: 4}
   size: [16, 12]
   images: 3
   evaluations: 1
   repeats: 1
   timeout: 60
+cases:
 """
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to look at processes")
-
-
-def registered(place: Path, entry: str, folder: Path) -> str:
-    """PYTHONPATH on which the entry point `entry` of harness.strategies and the modules in `folder` are found."""
-    distribution = place / "made_up-1.dist-info"
-    distribution.mkdir(parents=True)
-    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1\n")
-    (distribution / "entry_points.txt").write_text(f"[harness.strategies]\n{entry}\n")
-    return os.pathsep.join(str(path) for path in (ROOT, place, folder))
 
 
 class Project:
-    """A folder with a suite, in which runners are started."""
+    """A folder with a suite of the cases given as YAML, in which runners are started."""
 
-    def __init__(self, folder: Path, cells: str):
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.out = folder / "out"
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": registered(folder / "site", "faulty = faulty_info:INFO", PLUGIN),
-            "SPLAT_HARNESS_CACHE": str(folder / "cache"),
-        }
-        (folder / "s.yaml").write_text(DEFAULTS + cells)
+    def __init__(self, folder: Path, cases: str, pythonpath: str):
+        self.folder, self.out = folder, folder / "out"
+        self.environment = {**os.environ, "PYTHONPATH": pythonpath, "SPLAT_HARNESS_CACHE": str(folder / "cache")}
+        (folder / "s.yaml").write_text(DEFAULTS + cases)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """A runner of the suite; words: further arguments of `run`."""
@@ -70,11 +56,17 @@ class Project:
     def run(self, *words: str) -> tuple[int, str]:
         """Exit code and output of a runner that is left in peace."""
         with self.start(*words) as runner:
-            text, _ = runner.communicate(timeout=200)
+            text, _ = runner.communicate(timeout=250)
         return runner.returncode, text
 
+    def records(self) -> dict[str, Record]:
+        """By name of the cell."""
+        return {str(record.cell["name"]): record for _, record in records(self.out)}
+
     def processes(self) -> list[int]:
-        """Processes that belong to this folder, by their environment: runners, torchrun and ranks."""
+        """Processes of this project by their environment, whoever their parent: runners, torchrun and ranks."""
+        if not Path("/proc/self/environ").exists():
+            pytest.skip("needs /proc to look at processes")
         entry = f"SPLAT_HARNESS_CACHE={self.environment['SPLAT_HARNESS_CACHE']}".encode()
         found = []
         for process in Path("/proc").glob("[0-9]*"):
@@ -85,8 +77,34 @@ class Project:
                 continue
         return found
 
+    def ends(self, seconds: float = 30.0) -> bool:
+        """Whether all its processes end within so many seconds."""
+        return eventually(lambda: not self.processes(), seconds)
 
-@pytest.fixture
-def project(tmp_path: Path) -> Callable[[str], Project]:
-    """A project of the cells given as YAML, below tmp_path."""
-    return lambda cells: Project(tmp_path / "project", cells)
+
+def eventually(condition: Callable[[], object], seconds: float = 60.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[..., bool]:
+    """Whether a condition comes true within some seconds."""
+    return eventually
+
+
+@pytest.fixture(scope="module")
+def project(
+    tmp_path_factory: pytest.TempPathFactory, registered: Callable[[Path, str, Path], str]
+) -> Callable[[str], Project]:
+    """Makes a project of the cases given as YAML."""
+
+    def make(cases: str) -> Project:
+        folder = tmp_path_factory.mktemp("project")
+        return Project(folder, cases, registered(folder / "site", "faulty = faulty_info:INFO", PLUGIN))
+
+    return make

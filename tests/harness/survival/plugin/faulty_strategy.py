@@ -12,7 +12,7 @@ import torch
 from faulty_info import FaultyOptions
 
 from cuda_src.camera import Camera
-from strategies.base import Context, GaussianSource, ImageSource, Shard, ShardReader, Strategy, StepReport
+from strategies.base import Context, GaussianSource, ImageSource, Shard, ShardReader, StepReport, Strategy
 from strategies.gaussians import Gaussians
 from strategies.info import Options
 from strategies.views import ViewQueue
