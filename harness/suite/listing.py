@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from rich.console import RenderableType
@@ -42,7 +42,7 @@ def plan_table(plan: Plan) -> Iterator[RenderableType]:
     yield Text(f"{plan.suite} on {plan.device}: {shared}")
     columns = [key for key in _COLUMNS if key in varying]
     others = [key for key in varying if key not in columns]
-    usual = {key: Counter(row.get(key, "") for row in rows).most_common(1)[0][0] for key in others}
+    usual = {key: _value_of_most(row.get(key, "") for row in rows) for key in others}
     table = Table("cell", *columns, *(["settings"] if others else []), "memory", "here")
     for planned, row in zip(plan.cells, rows, strict=True):
         here = Text(here_text(planned), style="yellow" if planned.skip else "green")
@@ -63,6 +63,13 @@ def plan_table(plan: Plan) -> Iterator[RenderableType]:
         for claim in plan.claims:
             claims.add_row(claim.system, Text(claim.says), Text(claim.fate))
         yield claims
+
+
+def _value_of_most(values: Iterable[str]) -> str | None:
+    """The value that more than half of the rows have, if any: it goes without saying."""
+    counts = Counter(values)
+    value, count = counts.most_common(1)[0]
+    return value if count > counts.total() / 2 else None
 
 
 def _shown(cell: Cell) -> dict[str, str]:

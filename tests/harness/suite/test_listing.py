@@ -27,11 +27,12 @@ def test_the_table_shows_what_tells_cells_apart_and_its_head_what_they_share(
     file = suite_file(
         "suite: 1\ndefaults: {size: [64, 48]}\naxes: {training.footprint: [ellipse, square], batch: [1, 2]}\n"
     )
-    head, _, columns, *_ = printed(*plan_table(plan(file, machine=laptop))).splitlines()
+    head, _, columns, _, *rows = printed(*plan_table(plan(file, machine=laptop))).splitlines()
     assert head == (
         "s on cpu: scenario throughput, strategy single, ranks 1, scene small_street, size 64x48, kernels portable"
     )
-    assert columns.strip("┃ ").replace("┃", "").split() == ["cell", "batch", "footprint", "memory", "a", "rank", "here"]
+    assert columns.strip("┃ ").replace("┃", "").split() == ["cell", "batch", "settings", "memory", "here"]
+    assert [r.split("│")[3].strip() for r in rows[:4]] == ["footprint=ellipse"] * 2 + ["footprint=square"] * 2
 
 
 def test_preparations_are_marked_and_counted_apart(suite_file: Callable[[str], Path], laptop: Machine) -> None:
