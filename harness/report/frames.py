@@ -1,4 +1,4 @@
-"""Records as tidy frames, one for each section of the report."""
+"""Records as tidy frames: which records count, their measurements and their raw samples."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from typing import Any
 
 import pandas as pd
 
-from harness.measure.statistics import median_noise
 from harness.records.load import canonical, samples
 from harness.records.schema import Record
 from harness.records.store import records
-from harness.report.labels import GROUP, cell_labels, group_titles, scene_name
-from harness.report.palette import strategy_order
+from harness.report.headlines import headlines
+from harness.report.labels import scene_name
 from harness.suite.cell import Cell
 
 _STATISTICS = ("median", "mean", "last", "max", "sum")
 """Where a metric was recorded by several statistics, the report shows the first of these."""
 
 _DEFAULTS = Cell.model_validate({"suite": ""}).model_dump(mode="json", by_alias=True)
+
+_SHOWN = ["label", "title", "strategy", "ranks", "name", "variant", "series", "stand_in", "kernels", "order"]
+"""Columns of cells that frames of one section carry along."""
+
+_COLUMNS = ["record", "cell", "metric", "value", "unit", "statistic", "source", "images_seen", "stage", "place", "peer"]
 
 
 @dataclass(frozen=True)
@@ -40,22 +44,42 @@ class Results:
 
     def of_cells(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a frame with a `cell` column, joined with the cell's label, title and axes, in report order."""
-        keys = self.cells[["label", "title", "strategy", "ranks", "name", "stand_in", "kernels", "order"]]
-        return frame.join(keys, on="cell").sort_values("order", kind="stable")
+        return frame.join(self.cells[_SHOWN], on="cell").sort_values("order", kind="stable")
+
+    def of_ok(self, *metrics: str) -> pd.DataFrame:
+        """Measurements of these metrics, of records that ended ok."""
+        ok = [number for number, (_, record) in self.records.items() if record.status == "ok"]
+        frame = self.measurements
+        return frame[frame["metric"].isin(metrics) & frame["record"].isin(ok)] if len(frame) else frame
+
+    def first_ok(self) -> dict[int, int]:
+        """By cell, in report order: the record of its first repeat that ended ok."""
+        first: dict[int, int] = {}
+        if self.measurements.empty:
+            return first
+        cells = self.measurements.drop_duplicates("record").set_index("record")["cell"]
+        for number in sorted(cells.index, key=lambda n: self.records[n][1].repeat):
+            if self.records[number][1].status == "ok":
+                first.setdefault(int(cells[number]), int(number))
+        return {int(cell): first[cell] for cell in self.cells.index if cell in first}
 
 
 def read(folders: list[Path]) -> Results:
-    """The newest record of each cell, machine environment and repeat at or below the folders."""
-    found = records(*folders)
-    rows = pd.DataFrame([_row(record) for _, record in found])
+    """The newest record of each folder's cells, machine environments and repeats.
+
+    A folder is a run: where two folders hold one cell measured with different code, both are kept, to be compared.
+    """
+    found = [(i, *of) for i, folder in enumerate(folders) for of in records(folder)]
+    found = list({path.resolve(): (i, path, record) for i, path, record in reversed(found)}.values())[::-1]
+    rows = pd.DataFrame([{"folder": i, **_row(record)} for i, _, record in found])
     if rows.empty:
         return Results({}, pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), 0)
     rows["record"] = range(len(rows))
     kept = _newest(_with_facts(rows))
-    chosen = {int(number): found[number] for number in kept["record"]}
+    chosen = {int(number): found[number][1:] for number in kept["record"]}
     measurements = _measurements(kept, chosen)
     raw = _samples(kept, chosen)
-    return Results(chosen, _cells(kept, measurements, raw), measurements, raw, len(found) - len(kept))
+    return Results(chosen, headlines(kept, measurements, raw), measurements, raw, len(found) - len(kept))
 
 
 def _row(record: Record) -> dict[str, Any]:
@@ -84,6 +108,7 @@ def _row(record: Record) -> dict[str, Any]:
         "options": canonical(cell["options"]),
         "start": cell.get("from") or "",
         "training": canonical(cell["training"]),
+        "batch_rule": cell["training"].get("batch_rule") or "",
         "ranks": int(cell["ranks"]),
         "device": cell["device"],
         "engine": (result.engine if result else "") or cell["engine"],
@@ -117,15 +142,16 @@ def _with_facts(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _newest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each cell and environment the records of the code that ran last, and of each repeat the last record.
+    """Of each folder's cells and environments the records of the code that ran last, of each repeat the last record.
 
-    A column `cell` numbers the cells.
+    A column `cell` numbers the cells: what ran with other code is another one.
     """
     rows = rows.sort_values(["started", "record"], kind="stable")
-    cell = rows.groupby(["cell_id", "environment_id"], sort=False)
+    cell = rows.groupby(["folder", "cell_id", "environment_id"], sort=False)
     rows = rows[rows["code_id"] == cell["code_id"].transform("last")]
-    rows = rows.drop_duplicates(["cell_id", "environment_id", "repeat"], keep="last").sort_values("record")
-    return rows.assign(cell=rows.groupby(["cell_id", "environment_id"], sort=False).ngroup())
+    same = ["cell_id", "environment_id", "code_id"]
+    rows = rows.drop_duplicates([*same, "repeat"], keep="last").sort_values("record")
+    return rows.assign(cell=rows.groupby(same, sort=False).ngroup())
 
 
 def _measurements(rows: pd.DataFrame, chosen: dict[int, tuple[Path, Record]]) -> pd.DataFrame:
@@ -138,20 +164,7 @@ def _measurements(rows: pd.DataFrame, chosen: dict[int, tuple[Path, Record]]) ->
         result = chosen[number][1].result
         for measurement in result.measurements if result else ():
             found.append({"record": number, "cell": cell, **measurement.model_dump()})
-    columns = [
-        "record",
-        "cell",
-        "metric",
-        "value",
-        "unit",
-        "statistic",
-        "source",
-        "images_seen",
-        "stage",
-        "place",
-        "peer",
-    ]
-    frame = pd.DataFrame(found, columns=columns)
+    frame = pd.DataFrame(found, columns=_COLUMNS)
     frame = frame[frame["source"] != "published"]
     preference = frame["statistic"].map({s: i for i, s in enumerate(_STATISTICS)}).fillna(len(_STATISTICS))
     preference += 100 * (frame["source"] != "modelled")
@@ -167,137 +180,3 @@ def _samples(rows: pd.DataFrame, chosen: dict[int, tuple[Path, Record]]) -> pd.D
         if len(frame):
             found.append(frame.assign(record=number, cell=cell))
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
-
-
-def _cells(rows: pd.DataFrame, measurements: pd.DataFrame, raw: pd.DataFrame) -> pd.DataFrame:
-    """One row a cell: how it ran, its worst status, and medians over its repeats that ended ok."""
-    worst = rows.assign(bad=rows["status"] != "ok").sort_values(["bad", "repeat"], ascending=[False, True])
-    cells = worst.groupby("cell").first().drop(columns="bad")
-    cells["repeats"] = rows.groupby("cell").size()
-    cells["repeats_ok"] = rows[rows["status"] == "ok"].groupby("cell").size().reindex(cells.index, fill_value=0)
-    ok = set(rows.loc[rows["status"] == "ok", "record"])
-    usable = measurements[measurements["record"].isin(ok)]
-    job = usable[usable["place"].isna() & usable["stage"].isna()]
-    for metric in (
-        "views_per_second",
-        "optimizer_steps_per_second",
-        "step_seconds",
-        "train_seconds",
-        "gaussians_count",
-    ):
-        cells[metric] = job[job["metric"] == metric].groupby("cell")["value"].median()
-    rates = job[job["metric"].isin(["views_per_second", "step_seconds"])]
-    cells["modelled"] = (
-        (rates["source"] == "modelled").groupby(rates["cell"]).any().reindex(cells.index, fill_value=False)
-    )
-    for metric in ("visible_gaussians", "tile_instances", "peak_memory_bytes", "peak_tensor_bytes"):
-        cells[metric] = _per_record(usable, metric, "max").groupby("cell").median()
-    for metric in ("psnr", "ssim"):
-        seen = job[job["metric"] == metric].sort_values("images_seen", kind="stable")
-        by_record = seen.groupby(["cell", "record"])
-        cells[metric] = by_record["value"].last().groupby("cell").median()
-        cells["images_seen"] = by_record["images_seen"].last().groupby("cell").max().astype("float64")
-        start = seen[seen["images_seen"] == 0].groupby(["cell", "record"])["value"].last()
-        cells[f"initial_{metric}"] = start.groupby("cell").median()
-    cells["noise"] = _noise(raw[raw["record"].isin(ok)] if len(raw) else raw).reindex(cells.index)
-    cells["label"] = cell_labels(cells)
-    cells["title"] = group_titles(cells)
-    cells["speedup"] = _speedup(cells)
-    return _ordered(cells)
-
-
-def _noise(raw: pd.DataFrame) -> pd.Series:
-    """Relative noise of the median pass, the largest of a cell's repeats; null where no passes were measured."""
-    if raw.empty:
-        return pd.Series(dtype="float64")
-    passes = raw[(raw["series"] == "passes") & (raw["metric"] == "step_seconds") & (raw["warmup"] != True)]  # noqa: E712
-    by_record = passes.groupby(["cell", "record"])["value"].agg(lambda seconds: median_noise(seconds.to_numpy()))
-    return by_record.groupby("cell").max()
-
-
-def _per_record(frame: pd.DataFrame, metric: str, over_places: str) -> pd.Series:
-    """A metric by (cell, record): the job's value or, where only places have one, `over_places` of theirs."""
-    values = frame[frame["metric"] == metric]
-    return values.groupby(["cell", "record"])["value"].agg(over_places)
-
-
-def _speedup(cells: pd.DataFrame) -> pd.Series:
-    """views/s over that of `single` on one rank in the group; null where it has none or several, or nothing else."""
-    singles = cells[(cells["strategy"] == "single") & (cells["ranks"] == 1) & (cells["status"] == "ok")]
-    base = singles.drop_duplicates(GROUP, keep=False).set_index(GROUP)["views_per_second"].rename("base")
-    others = cells.groupby(GROUP, dropna=False)["views_per_second"].transform("count") > 1
-    return (cells["views_per_second"] / cells.join(base, on=GROUP)["base"]).where(others)
-
-
-def _ordered(cells: pd.DataFrame) -> pd.DataFrame:
-    """By group in order of appearance, then ranks, strategy and case; `order` numbers the rows."""
-    groups = cells.groupby("title", sort=False).ngroup()
-    strategies = cells["strategy"].map(strategy_order)
-    cells = cells.assign(_group=groups, _strategy=strategies)
-    cells = cells.sort_values(["_group", "_strategy", "ranks"], kind="stable").drop(columns=["_group", "_strategy"])
-    return cells.assign(order=range(len(cells)))
-
-
-def throughput(results: Results) -> pd.DataFrame:
-    """views/s of each repeat that ended ok: title, label, variant, strategy, ranks, value, modelled, order.
-
-    variant: what the label says beyond strategy and ranks; cells of one strategy and variant make a scaling curve.
-    """
-    rates = _of_ok(results, "views_per_second")
-    rates = rates[rates["place"].isna()]
-    rates = results.of_cells(rates.assign(modelled=rates["source"] == "modelled"))
-    return rates.assign(variant=[label.partition(" · ")[2].partition(" · ")[2] for label in rates["label"]])
-
-
-def stages(results: Results) -> pd.DataFrame:
-    """Seconds of each stage, mean over repeats; of several places the slowest. `step` is the unsynchronised step."""
-    seconds = _of_ok(results, "stage_seconds").dropna(subset="stage")
-    slowest = seconds.groupby(["cell", "record", "stage"], sort=False)["value"].max()
-    mean = slowest.groupby(["cell", "stage"], sort=False).mean().reset_index()
-    return results.of_cells(mean.join(results.cells["step_seconds"].rename("step"), on="cell"))
-
-
-def operators(results: Results) -> pd.DataFrame:
-    """Seconds of one call of each operator (`stage`), median over repeats."""
-    seconds = _of_ok(results, "operator_seconds").dropna(subset="stage")
-    median = seconds.groupby(["cell", "stage"], sort=False)["value"].median().reset_index()
-    return results.of_cells(median)
-
-
-def quality(results: Results) -> pd.DataFrame:
-    """Held-out PSNR by images seen, mean over repeats."""
-    values = _of_ok(results, "psnr").dropna(subset="images_seen")
-    values = values[values["place"].isna() & values["stage"].isna()]
-    return results.of_cells(values.groupby(["cell", "images_seen"])["value"].mean().reset_index())
-
-
-def loss(results: Results) -> pd.DataFrame:
-    """Training loss by images seen of each cell's first repeat that ended ok."""
-    if results.samples.empty:
-        return pd.DataFrame()
-    values = results.samples[(results.samples["series"] == "training") & (results.samples["metric"] == "loss")]
-    values = values[values["record"].isin(_first_ok(results).values())]
-    values = values[["cell", "images_seen", "value"]].astype({"images_seen": "float64", "value": "float64"}).dropna()
-    return results.of_cells(values.drop_duplicates(["cell", "images_seen"]).sort_values(["cell", "images_seen"]))
-
-
-def _of_ok(results: Results, metric: str) -> pd.DataFrame:
-    ok = [number for number, (_, record) in results.records.items() if record.status == "ok"]
-    frame = results.measurements
-    return frame[(frame["metric"] == metric) & frame["record"].isin(ok)]
-
-
-def _first_ok(results: Results) -> dict[int, int]:
-    """The record of each cell's first repeat that ended ok."""
-    first: dict[int, int] = {}
-    cells = results.measurements.drop_duplicates("record").set_index("record")["cell"]
-    for number in sorted(cells.index, key=lambda n: results.records[n][1].repeat):
-        if results.records[number][1].status == "ok":
-            first.setdefault(int(cells[number]), int(number))
-    return first
-
-
-def first_records(results: Results) -> dict[int, tuple[Path, Record]]:
-    """By cell, in report order: folder and record of its first repeat that ended ok."""
-    first = _first_ok(results)
-    return {int(cell): results.records[first[cell]] for cell in results.cells.index if cell in first}

@@ -25,11 +25,17 @@ _TELLING = (
     "images",
     "seed",
     "threads",
+    "commit",
+    "code_id",
     "engine",
 )
 """Fields that tell two cells of one strategy and rank count apart, the most telling first."""
 
-_NOUNS = {"seed": "seed", "images": "images", "threads": "threads"}
+_NOUNS = {"seed": "seed", "images": "images", "threads": "threads", "commit": "commit", "code_id": "code"}
+
+_SETTINGS = [field for field in _TELLING if field not in ("engine", "commit")]
+"""Cells of one strategy that agree in these differ in ranks, or in the group's fields, alone. The engine may differ,
+since one rank has another than several; of two commits with the same code neither is another setting."""
 
 
 def scene_name(spec: dict[str, Any], name: str | None) -> str:
@@ -48,6 +54,12 @@ def size(width: float, height: float) -> str:
     return "full size" if not width or not height else f"{int(width)} × {int(height)}"
 
 
+def short_commit(commit: str) -> str:
+    """The first seven digits, and whether there were changes beside it."""
+    digits, plus, changes = commit.partition("+")
+    return digits[:7] + plus + changes
+
+
 def _described(field: str, value: Any) -> str:
     """One field's value as part of a label."""
     if field == "options":
@@ -58,6 +70,8 @@ def _described(field: str, value: Any) -> str:
         return ", ".join(f"{k} {v}" for k, v in changed.items()) or "usual training"
     if field == "start":
         return f"from {value[:8]}" if value else "from the scene"
+    if field in ("commit", "code_id"):
+        return f"{_NOUNS[field]} {short_commit(str(value))}"
     return f"{_NOUNS[field]} {value}" if field in _NOUNS else str(value)
 
 
@@ -84,6 +98,26 @@ def cell_labels(cells: pd.DataFrame) -> pd.Series:
         twins = texts.duplicated(keep=False)
         labels.loc[texts.index] = texts.where(~twins, texts + " · " + group["cell_id"].str[:6])
     return labels
+
+
+def series(cells: pd.DataFrame) -> pd.Series:
+    """A number that cells of equal strategy and settings share, whatever their group and ranks."""
+    return cells.groupby(["strategy", *_SETTINGS], sort=False, dropna=False).ngroup()
+
+
+def variants(cells: pd.DataFrame) -> pd.Series:
+    """What tells a series from the others of its strategy in the group; empty where it is the only one.
+
+    The name of its case or what its labels say beyond strategy and ranks, the shortest that any of its cells has.
+    """
+    said = cells["label"].map(lambda label: label.partition(" · ")[2].partition(" · ")[2])
+    found = pd.Series("", index=cells.index, dtype="str")
+    for _, group in cells.groupby([*GROUP, "strategy"], dropna=False, sort=False):
+        if group["series"].nunique() > 1:
+            for _, rows in group.groupby("series", sort=False):
+                texts = sorted({text for text in said[rows.index] if text}, key=lambda text: (len(text), text))
+                found[rows.index] = texts[0] if texts else ""
+    return found
 
 
 def group_titles(cells: pd.DataFrame) -> pd.Series:

@@ -6,6 +6,7 @@ Hues are seaborn's `colorblind` palette (after Okabe and Ito, Color Universal De
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 INK, MUTED, GRID = "#1b1f24", "#5b6470", "#d9dde3"
 """Colours of text, secondary text and lines in plots; the page replaces them by its own for light and dark."""
@@ -21,6 +22,7 @@ _OTHERS = ("#ca9161", "#d55e00", "#56b4e9", "#fbafe4", "#ece133")
 
 STAGES = {
     "project": "#0173b2",
+    "exchange_boundary": "#b5651d",
     "exchange_forward": "#d55e00",
     "bin": "#56b4e9",
     "raster_forward": "#029e73",
@@ -34,8 +36,22 @@ STAGES = {
     "densify": "#ca9161",
     "migrate": "#8c5a2b",
     "rebalance": "#fbafe4",
+    "balance": "#fbafe4",
+    "repartition": "#e377a8",
+    "regions": "#b9c3cf",
+    "masks": "#9b7fc9",
+    "participation": "#5f6f84",
+    "prune": "#a8423f",
+    "occlusion": "#c7b98b",
+    "statistics": "#d0d5db",
 }
-"""Stages of a step in pipeline order. A backward stage is a lighter shade of its forward one; exchange is warm."""
+"""Stages of a step in pipeline order. A backward stage is a lighter shade of its forward one; exchange is warm.
+
+Last, what strategies do beside a step. No two that one strategy has are told apart by hue alone: they stand in order.
+"""
+
+SERIES = ("#0173b2", "#de8f05", "#029e73", "#cc78bc", "#949494", "#56b4e9", "#ca9161")
+"""Colours of lines that are no strategies."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
@@ -50,6 +66,13 @@ def strategy_order(strategy: str) -> tuple[int, str]:
 def strategy_colour(strategy: str) -> str:
     """The same in every report; a strategy from outside gets one by its name."""
     return _STRATEGIES.get(strategy) or _OTHERS[zlib.crc32(strategy.encode()) % len(_OTHERS)]
+
+
+def line_colours(strategies: Sequence[str]) -> list[str]:
+    """A colour a line: its strategy's, or one of its own where all are of one strategy."""
+    if len(strategies) > 1 and len(set(strategies)) == 1:
+        return [SERIES[i % len(SERIES)] for i in range(len(strategies))]
+    return [strategy_colour(strategy) for strategy in strategies]
 
 
 def stage_order(stage: str) -> tuple[int, str]:

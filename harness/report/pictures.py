@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from harness.records.schema import Record, RecordImage
-from harness.report import frames
+from harness.report.frames import Results
 from harness.report.quantities import NONE, decibels
 
 _WIDTH = 320
@@ -85,10 +85,11 @@ def read_picture(folder: Path, image: RecordImage) -> Picture | None:
     return Picture(out.getvalue(), picture.width, picture.height)
 
 
-def views(results: frames.Results) -> list[ViewPictures]:
+def views(results: Results) -> list[ViewPictures]:
     """Every view that has pictures, by group, with the cells in the report's order."""
     found: dict[tuple[str, int], ViewPictures] = {}
-    for cell, (folder, record) in frames.first_records(results).items():
+    for cell, number in results.first_ok().items():
+        folder, record = results.records[number]
         row = results.cells.loc[cell]
         for view, images in _by_view(record).items():
             _add(found, (str(row["title"]), view), str(row["label"]), folder, images)

@@ -61,6 +61,12 @@ def memory(size: float | None) -> str:
     return f"{count(size)} B"
 
 
+def byte_unit(largest: float) -> tuple[float, str]:
+    """Bytes that the unit of an axis holds, and the unit, for values up to `largest`."""
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    return next(((scale, unit) for scale, unit in units if largest >= scale), (1.0, "B"))
+
+
 def decibels(value: float | None) -> str:
     """Two decimals: differences of a hundredth are the smallest worth a look."""
     return NONE if value is None or _absent(value) else f"{value:.2f}"
@@ -73,3 +79,26 @@ def ratio(value: float | None) -> str:
 
 def ranks(value: int) -> str:
     return "1 rank" if value == 1 else f"{value} ranks"
+
+
+def percent(value: float | None) -> str:
+    """A share: 97 %, 0.4 %."""
+    if value is None or _absent(value):
+        return NONE
+    return f"{100 * value:.0f} %" if abs(value) >= 0.0995 or value == 0 else f"{100 * value:.1f} %"
+
+
+def change(value: float | None) -> str:
+    """A relative change with its sign: +12 %, −3.4 %, 0 %."""
+    if value is None or _absent(value):
+        return NONE
+    shown = percent(abs(value))
+    return "0 %" if float(shown[:-2]) == 0 else f"{'+' if value > 0 else '−'}{shown}"
+
+
+def difference(value: float | None) -> str:
+    """A difference with its sign and two decimals: +0.12, −3.40, 0.00."""
+    if value is None or _absent(value):
+        return NONE
+    shown = f"{abs(value):.2f}"
+    return shown if float(shown) == 0 else f"{'+' if value > 0 else '−'}{shown}"

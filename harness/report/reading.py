@@ -38,6 +38,29 @@ _BY_SCENARIO = {
     ),
 }
 
+_BY_SECTION = {
+    "scaling": (
+        "Efficiency",
+        "divides by the one-rank figure of the same strategy and settings; 'over single' divides by single's on one "
+        "rank, which also shows what the strategy itself costs.",
+    ),
+    "traffic": (
+        "Traffic",
+        "is what the strategy asked to be moved: payload is what a receiver computes with, metadata is counts, ids "
+        "and padding. Bytes a view are those of a step over the views of a step, summed over all places.",
+    ),
+    "workload": (
+        "Workload.",
+        "Visible Gaussians have a footprint in a view; a tile instance is one of them on one tile; both are means of "
+        "a view. Collectives are calls of a rank and step.",
+    ),
+    "growth": (
+        "Exponent.",
+        "Bytes grow as the fewest-to-most axis to this power, fitted to the logarithms: 1 is in proportion, 0 is "
+        "no growth.",
+    ),
+}
+
 _MODELLED = (
     "Modelled",
     "values come from ranks that took turns on one device: the step is taken to last as long as its slowest "
@@ -46,8 +69,9 @@ _MODELLED = (
 
 _MEMORY = (
     "Memory",
-    "is the most that any one rank held. Peak tensors are parameters, optimizer moments and workspaces alone;"
-    " peak memory is what the process or device held with everything else.",
+    "is the most that any one rank held; 'over mean' compares its tensors with the mean of the ranks. Peak tensors "
+    "are parameters, optimizer moments and workspaces alone; peak memory is what the process or device held with "
+    "everything else.",
 )
 
 _STATUS = (
@@ -57,8 +81,9 @@ _STATUS = (
 )
 
 
-def notes(scenarios: Iterable[str], modelled: bool) -> list[tuple[str, str]]:
-    """(term, explanation) for what the report at hand shows."""
-    scenarios = list(scenarios)
+def notes(scenarios: Iterable[str], modelled: bool, sections: Iterable[str]) -> list[tuple[str, str]]:
+    """(term, explanation) for what the report at hand shows. sections: names of those it has."""
+    scenarios, sections = list(scenarios), list(sections)
     chosen = [*_ALWAYS, *(_BY_SCENARIO[s] for s in _BY_SCENARIO if s in scenarios)]
+    chosen += [_BY_SECTION[s] for s in _BY_SECTION if s in sections]
     return [*chosen, *([_MODELLED] if modelled else []), _MEMORY, _STATUS]

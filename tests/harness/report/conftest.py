@@ -29,6 +29,9 @@ STAGES = {
 """Seconds of a made-up step on one rank."""
 
 
+LONG_NAME = "a name as long as those that options give: codec bitmap, prune hardware, boundary exact, budget 30400"
+
+
 class Run:
     """A folder of records that grows by one with every call of `add`."""
 
@@ -46,6 +49,7 @@ class Run:
         log_tail: list[str] | None = None,
         repeat: int = 0,
         code_id: str = "c0de",
+        commit: str = "0123456789ab",
         stand_in: bool = False,
         credit: str = "",
         machine: str = "CPU, Model X, 2 cores",
@@ -97,7 +101,7 @@ class Run:
             code_id=code_id,
             environment_id=f"{hash_of(machine):08x}",
             repeat=repeat,
-            commit="0123456789ab",
+            commit=commit,
             machine=machine,
             gpus=0,
             cell=spec,
@@ -176,8 +180,10 @@ class Run:
             }
         )
 
-    def throughput(self, strategy: str = "single", ranks: int = 1, speed: float = 1.0, **keys: Any) -> Path:
-        """A cell of scenario `throughput`; with engine="virtual" its rate is modelled."""
+    def throughput(
+        self, strategy: str = "single", ranks: int = 1, speed: float = 1.0, traffic: float = 1.0, **keys: Any
+    ) -> Path:
+        """A cell of scenario `throughput`; with engine="virtual" its rate is modelled. traffic: scales its bytes."""
         step = sum(STAGES.values()) / speed
         generator = np.random.default_rng(self.number)
         passes = step * (1 + 0.01 * generator.standard_normal(12))
@@ -192,11 +198,26 @@ class Run:
             of("views_per_second", 1 / float(np.median(passes[2:])), source=source),
             of("visible_gaussians", 6_400, "mean"),
             of("tile_instances", 25_000, "mean"),
+            of("optimizer_steps_per_second", 1 / float(np.median(passes[2:])) / keys.get("batch", 1), source=source),
             *stage_measurements(speed, ranks),
+            *traffic_measurements(ranks, traffic),
             *memory_measurements(ranks),
         ]
         keys = {"scenario": "throughput", "strategy": strategy, "ranks": ranks, "size": (320, 180), **keys}
         return self.add(measurements, samples, **keys)
+
+    def updates(self, rule: str, batch: int, cosine: float) -> Path:
+        """A cell of scenario `updates`; the cosine of the means, of the opacities 0.1 less."""
+        of = Measurement.of
+        measurements = []
+        for group, value in (("mean", cosine), ("opacity", cosine - 0.1)):
+            measurements += [
+                of("update_cosine", value, "last", stage=group, images_seen=64),
+                of("update_length_ratio", 0.9, "last", stage=group, images_seen=64),
+                of("second_moment_ratio", 1.1, "last", stage=group, images_seen=64),
+            ]
+        training = {"batch_rule": rule}
+        return self.add(measurements, scenario="updates", strategy="grendel", ranks=4, batch=batch, training=training)
 
     def kernels(self, kernels: str, seconds: float) -> Path:
         """A cell of scenario `kernels`."""
@@ -226,6 +247,23 @@ def stage_measurements(speed: float, ranks: int) -> list[Measurement]:
     if ranks > 1:
         found.insert(1, of("stage_seconds", 0.006, "mean", stage="exchange_forward"))
         found.insert(6, of("stage_seconds", 0.007, "mean", stage="exchange_backward"))
+    return found
+
+
+def traffic_measurements(ranks: int, scale: float = 1.0) -> list[Measurement]:
+    """The ledger of a step: forward 2,000 B a route and place, backward half of it, counts; as much stays."""
+    of = Measurement.of
+    found = [of("collectives", 7.0 if ranks > 1 else 0.0, "mean")]
+    for place in range(ranks if ranks > 1 else 0):
+        for peer in range(ranks):
+            route = {"place": place, "peer": peer}
+            found.append(of("payload_bytes", 2000 * scale * (place + 1), "mean", stage="exchange_forward", **route))
+            found.append(of("payload_bytes", 1000 * scale * (place + 1), "mean", stage="exchange_backward", **route))
+            found.append(of("metadata_bytes", 64, "mean", stage="exchange_forward", **route))
+    if ranks > 1:
+        found.append(of("exposed_seconds", 0.004, "mean", stage="exchange_forward"))
+        found.append(of("hidden_seconds", 0.002, "mean", stage="exchange_forward"))
+        found.append(of("exposed_seconds", 0.009, "mean", stage="exchange_backward"))
     return found
 
 
@@ -259,14 +297,29 @@ def new_run(tmp_path: Path) -> Callable[[str], Run]:
     return lambda name: Run(tmp_path / name)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def mixed_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """report.html of a run with every scenario and every status, beside the report's other files."""
     run = Run(tmp_path_factory.mktemp("mixed") / "run")
     run.train("single", 1, psnr=18.52, credit="Photos: J. Doe, CC BY 4.0")
-    run.train("grendel", 2, speed=1.4, psnr=18.5)
+    run.train("grendel", 2, speed=1.4, psnr=18.5, name=LONG_NAME)
     run.throughput("single", 1)
     run.throughput("grendel", 4, speed=2.5, engine="virtual")
+    for ranks, gaussians in ((2, 10_000), (4, 10_000), (8, 10_000), (4, 20_000), (4, 40_000)):
+        scene = {"city": "big_street", "gaussians": gaussians}
+        run.throughput("grendel", ranks, speed=ranks**0.8, traffic=gaussians / 10_000, scene=scene)
+    for name, speed in (("base", 1.0), ("+codec=bitmap", 1.2), ("+prune=hardware", 1.1), ("all-codec", 1.0)):
+        run.throughput("bytesplat", 4, speed=speed, name=name, traffic=1 / speed)
+    for name, speed in (("as it stands", 1.0), ("unit row", 0.8)):
+        run.throughput("grendel", 2, speed=speed, name=name, engine="virtual")
+    run.updates("rows", 4, 0.98)
+    run.updates("none", 4, 0.91)
+    run.add(
+        [Measurement.of("flip_rate", 0.004, "mean"), Measurement.of("views_per_second", 3.0)],
+        strategy="splaxel",
+        ranks=1,
+        size=(320, 180),
+    )
     run.kernels("reference", 0.01)
     run.kernels("portable", 0.001)
     run.add(

@@ -15,6 +15,9 @@ from harness.report.build import build_report
 from harness.report.labels import scene_name
 from harness.report.overview import findings
 from harness.report.quantities import decibels, memory, milliseconds, number
+from harness.report.sections.quality import loss, quality
+from harness.report.sections.stages import stages
+from harness.report.sections.throughput import throughput
 
 
 def of(metric: str, value: float, statistic: str = "median", **keys) -> Measurement:
@@ -63,7 +66,7 @@ def test_repeats_make_one_row_with_their_median(run):
     results = frames.read([run.folder])
     assert list(results.cells["views_per_second"]) == [12.0]
     assert list(results.cells["repeats"]) == [3]
-    assert sorted(frames.throughput(results)["value"]) == [10.0, 12.0, 30.0]
+    assert sorted(throughput(results)["value"]) == [10.0, 12.0, 30.0]
 
 
 def test_failed_repeat_is_shown_and_its_values_are_not(run):
@@ -100,7 +103,7 @@ def test_modelled_value_is_preferred_and_marked(run):
     results = frames.read([run.folder])
     assert list(results.cells["views_per_second"]) == [20.0]
     assert list(results.cells["modelled"]) == [True]
-    assert list(frames.throughput(results)["modelled"]) == [True]
+    assert list(throughput(results)["modelled"]) == [True]
 
 
 def test_published_values_are_no_measurements_of_ours(run):
@@ -113,9 +116,9 @@ def test_stages_keep_the_order_in_which_they_ran_and_take_the_slowest_place(run)
     run.add(
         [of("stage_seconds", 0.001 * (i + p), "mean", stage=s, place=p) for i, s in enumerate(order) for p in (0, 1)]
     )
-    stages = frames.stages(frames.read([run.folder]))
-    assert list(stages["stage"]) == order
-    assert list(stages["value"]) == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.005])
+    found = stages(frames.read([run.folder]))
+    assert list(found["stage"]) == order
+    assert list(found["value"]) == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.005])
 
 
 def test_speedup_needs_one_unambiguous_single(run):
@@ -226,17 +229,7 @@ def test_curves_are_of_the_first_repeat_and_the_mean_of_repeats(run):
     run.train("single", 1, psnr=18.0, repeat=0)
     run.train("single", 1, psnr=20.0, repeat=1)
     results = frames.read([run.folder])
-    loss, quality = frames.loss(results), frames.quality(results)
-    assert list(loss["images_seen"]) == list(range(1, 301))
-    assert list(quality["images_seen"]) == [0, 100, 200, 300]
-    assert quality["value"].iloc[-1] == pytest.approx(19.0)
-
-
-def test_scaling_is_drawn_from_three_rank_counts_on(run, tmp_path: Path):
-    for ranks in (1, 2):
-        run.throughput("grendel", ranks, speed=ranks)
-    plots = build_report([run.folder], tmp_path / "out").parent / "plots"
-    assert not (plots / "scaling-1.png").exists()
-    run.throughput("grendel", 4, speed=3.0)
-    build_report([run.folder], tmp_path / "out")
-    assert (plots / "scaling-1.png").is_file()
+    training, held_out = loss(results), quality(results)
+    assert list(training["images_seen"]) == list(range(1, 301))
+    assert list(held_out["images_seen"]) == [0, 100, 200, 300]
+    assert held_out["value"].iloc[-1] == pytest.approx(19.0)

@@ -1,0 +1,78 @@
+"""Mechanisms: what a strategy counts about itself, such as the share of pixels it did not send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from harness.records.schema import METRICS
+from harness.report.frames import Results
+from harness.report.parts import Section, Value, figure, groups, tabulated, text
+from harness.report.quantities import memory, milliseconds, number, percent
+
+_ELSEWHERE = (
+    "views_per_second optimizer_steps_per_second step_seconds train_seconds stage_seconds exposed_seconds "
+    "hidden_seconds operator_seconds payload_bytes metadata_bytes collectives peak_memory_bytes peak_tensor_bytes "
+    "psnr ssim loss visible_gaussians tile_instances gaussians_count update_cosine update_length_ratio "
+    "second_moment_ratio"
+)
+"""Metrics that other sections show."""
+
+
+def mechanisms(results: Results) -> pd.DataFrame:
+    """Job-level values that no other section shows, mean over repeats: metric, unit, value; the last of a run."""
+    values = results.measurements
+    if values.empty:
+        return pd.DataFrame()
+    values = results.of_ok(*(set(values["metric"]) - set(_ELSEWHERE.split())))
+    values = values[values["place"].isna() & values["peer"].isna()]
+    values = values.sort_values("images_seen", kind="stable").drop_duplicates(
+        ["record", "metric", "stage"], keep="last"
+    )
+    if values.empty:
+        return pd.DataFrame()
+    stage = values["stage"].fillna("").astype(str)
+    values = values.copy()
+    values["column"] = values["metric"].str.replace("_", " ") + stage.where(stage == "", ", " + stage)
+    mean = values.groupby(["cell", "metric", "column", "unit"], sort=False)["value"].mean().reset_index()
+    return results.of_cells(mean)
+
+
+def section(results: Results) -> Section:
+    """One table: a row a cell, a column a metric."""
+    found = Section("mechanisms", "Mechanisms")
+    frame = mechanisms(results)
+    if frame.empty:
+        return found
+    columns = frame.drop_duplicates("column")[["metric", "column", "unit"]]
+    bodies = [(title, _rows(group, columns)) for title, group in groups(frame)]
+    headings = [row["column"] + _suffix(row["unit"]) for _, row in columns.iterrows()]
+    found.parts += tabulated(["cell", *headings], bodies, summary="All counts")
+    told = dict.fromkeys(frame["metric"])
+    found.intro = "; ".join(f"{name.replace('_', ' ')}: {METRICS[name][1]}" for name in told if name in METRICS) + "."
+    return found
+
+
+def _rows(group: pd.DataFrame, columns: pd.DataFrame) -> list[list[Value]]:
+    rows = []
+    for label, of_cell in group.groupby("label", sort=False):
+        values = of_cell.set_index("column")["value"]
+        entries = [
+            figure(values.get(row["column"]), _shown(row["metric"], row["unit"])) for _, row in columns.iterrows()
+        ]
+        rows.append([text(label), *entries])
+    return rows
+
+
+def _suffix(unit: str) -> str:
+    """The unit behind a heading; shares, counts, bytes and milliseconds say it in their entries."""
+    return "" if unit in ("1", "B") else ", ms" if unit == "s" else f", {unit}"
+
+
+def _shown(metric: str, unit: str) -> Callable[[float | None], str]:
+    if unit == "B":
+        return memory
+    if unit == "s":
+        return milliseconds
+    return percent if metric.endswith(("_share", "_rate")) and unit == "1" else number
