@@ -47,8 +47,8 @@ WHOLE_IMAGE = LossWindow()
 class KernelSet:
     """Which kernels compute: back end x convention x footprint x precision.
 
-    backend: `reference` (PyTorch, autograd) or `portable` (Numba). t_stop: 0 means T_STOP_FLOOR.
-    threads: CPU threads that one operator call may use.
+    backend: `reference` (PyTorch, autograd), `portable` (Numba) or `compiled` (CUDA C++, on a GPU). t_stop: 0 means
+    T_STOP_FLOOR. threads: CPU threads that one operator call may use.
     """
 
     backend: str = "portable"
@@ -75,6 +75,11 @@ class KernelSet:
     @property
     def module(self) -> ModuleType:
         return importlib.import_module(f"cuda_src.{self.backend}")
+
+    @property
+    def moves_at_once(self) -> bool:
+        """The back end has `project_backward_adam`."""
+        return hasattr(self.module, "project_backward_adam")
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,21 @@ class Loss:
     l1: torch.Tensor
     ssim: torch.Tensor
     gradient: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What forward, loss and backward in one operator leave of a view.
+
+    value, l1, ssim: 0-d tensors, as in Loss. gradients: [V, GRADIENT] real, as of raster_backward. contributors:
+    [K] int64, instances that the pixels of each listed tile went through, summed: what the tile cost.
+    """
+
+    value: torch.Tensor
+    l1: torch.Tensor
+    ssim: torch.Tensor
+    gradients: torch.Tensor
+    contributors: torch.Tensor
 
 
 def project(
@@ -268,6 +288,36 @@ def l1_ssim(
     return kernels.module.l1_ssim(kernels, image, target, workspace, mask, tiles, halo, ssim_weight, window)
 
 
+def raster_fused(
+    kernels: KernelSet,
+    splats: Splats,
+    bins: Bins,
+    camera: Camera,
+    target: torch.Tensor,  # [H, W, 3] uint8
+    workspace: Workspace,
+    background: torch.Tensor | None = None,  # [3]; None: black
+    mask: torch.Tensor | None = None,  # [H, W] uint8, divided by 255
+    ssim_weight: float = 0.2,
+    window: LossWindow = WHOLE_IMAGE,
+    image: torch.Tensor | None = None,  # [H, W, 3] real, written if given
+) -> Fused:
+    """raster_forward, l1_ssim and raster_backward of the listed tiles, leaving no image of any kind in memory.
+
+    Equal to the three operators one after another with the same window. A tile's gradient waits for the rows below
+    that its windows see, so tiles are done in rows: forward of row r, then backward of the rows whose windows are
+    complete (ByteSplat's fusion with SSIM exact; mechanisms, section 3, design 1). ValueError unless the listed tiles
+    are the whole image, or none, or the window is `l1`: another rank's pixels are not at hand.
+    """
+    if window.kind != "l1" and len(bins.tiles) not in (0, camera.tiles):
+        raise ValueError(
+            f"a fused raster with window {window.kind} needs the whole image, but only {len(bins.tiles)} of its "
+            f"{camera.tiles} tiles are listed"
+        )
+    return kernels.module.raster_fused(
+        kernels, splats, bins, camera, target, workspace, background, mask, ssim_weight, window, image
+    )
+
+
 def project_backward(
     kernels: KernelSet,
     parameters: torch.Tensor,  # [N, 59]
@@ -314,4 +364,45 @@ def adam_rows(
         beta1,
         beta2,
         epsilon,
+    )
+
+
+def project_backward_adam(
+    kernels: KernelSet,
+    parameters: torch.Tensor,  # [N, 59], updated in place
+    moment1: torch.Tensor,  # [N, 59], updated in place
+    moment2: torch.Tensor,  # [N, 59], updated in place
+    splats: Splats,
+    camera: Camera,
+    sh_degree: int,
+    gradients: torch.Tensor,  # [V, GRADIENT]
+    workspace: Workspace,
+    rates: torch.Tensor,  # [59] real
+    images_seen: int,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-15,
+    touched_only: bool = False,
+) -> None:
+    """project_backward of one view and adam_rows of its rows, each seen by that view alone.
+
+    In one pass, so that the gradient of the parameters is never written. touched_only: rows whose gradient is all zero
+    do not move. Only back ends that gain by it have this operator: see `KernelSet.moves_at_once`.
+    """
+    kernels.module.project_backward_adam(
+        kernels,
+        parameters,
+        moment1,
+        moment2,
+        splats,
+        camera,
+        sh_degree,
+        gradients,
+        workspace,
+        rates,
+        images_seen,
+        beta1,
+        beta2,
+        epsilon,
+        touched_only,
     )

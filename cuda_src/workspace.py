@@ -36,5 +36,10 @@ class Workspace:
             self.peak_bytes = max(self.peak_bytes, self.bytes)
         return buffer[:need].view(shape)
 
+    def capacity(self, name: str, dtype: torch.dtype = torch.float32) -> int:
+        """Elements that the buffer of that name holds now; 0 before its first use."""
+        buffer = self._buffers.get((name, dtype))
+        return 0 if buffer is None else buffer.numel()
+
     def zeros(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return self.take(name, shape, dtype).zero_()

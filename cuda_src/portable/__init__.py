@@ -13,6 +13,7 @@ from cuda_src.portable.binning import bin_splats  # noqa: E402
 from cuda_src.portable.compilation import compile_all  # noqa: E402
 from cuda_src.portable.compositing import raster_forward  # noqa: E402
 from cuda_src.portable.compositing_gradient import raster_backward  # noqa: E402
+from cuda_src.portable.fused import raster_fused  # noqa: E402
 from cuda_src.portable.loss import l1_ssim  # noqa: E402
 from cuda_src.portable.projection import project, project_backward  # noqa: E402
 
@@ -25,4 +26,5 @@ __all__ = [
     "project_backward",
     "raster_backward",
     "raster_forward",
+    "raster_fused",
 ]

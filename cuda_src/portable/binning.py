@@ -6,18 +6,21 @@ one counting sort of the instances by tile in that order, bring them front to ba
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
 from cuda_src.camera import Camera
 from cuda_src.operators import Bins, KernelSet, Splats
-from cuda_src.portable.arrays import array
+from cuda_src.portable.arrays import array, optional_map
 from cuda_src.portable.scalar import f32, loop, piece
 from cuda_src.portable.scalar_footprint import (
     ellipse_meets,
     footprint_reach,
     half_extent,
     square_meets,
+    subtile_within,
     tile_edges,
     tile_span,
 )
@@ -29,13 +32,30 @@ _BUCKETS = 1 << _DIGIT
 
 
 @piece
-def _visit_tiles(record, alpha_min, ellipse, tile_index, size, most, found):
+def _meets_subtile(mask, conic, radius, reach, ellipse, left, top, right, bottom):
+    """The footprint meets a sub-tile in the mask, of the tile whose pixel centres span a rectangle around the mean."""
+    for subtile in range(8):
+        x0, y0, x1, y1 = subtile_within(subtile, left, top, right, bottom)
+        if (mask >> subtile) & 1 == 0 or x0 > x1 or y0 > y1:
+            continue
+        if ellipse:
+            if ellipse_meets(conic, reach, x0, y0, x1, y1):
+                return True
+        elif square_meets(radius, x0, y0, x1, y1):
+            return True
+    return False
+
+
+@piece
+def _visit_tiles(record, alpha_min, ellipse, tile_index, limits, size, most, found):
     """Listed tiles that the footprint meets, ascending, at most `most`; written to `found` as far as it reaches.
 
     tile_index: [tiles] int32, position of each tile of the image among the listed ones, -1 for the others.
+    limits: by tile, which sub-tiles are rendered and the greatest depth, each with the distance of its entries.
     size: width and height of the image, pixels.
     """
     width, height = size
+    subtiles, subtile_stride, depth_limit, limit_stride = limits
     tiles_x, tiles_y = (width + 15) // 16, (height + 15) // 16
     x, y, radius = record[0], record[1], record[10]
     conic = (record[2], record[3], record[4])
@@ -50,14 +70,18 @@ def _visit_tiles(record, alpha_min, ellipse, tile_index, size, most, found):
     for tile_y in range(first_y, end_y):
         top, bottom = tile_edges(tile_y, height)
         for tile_x in range(first_x, end_x):
-            k = tile_index[tile_y * tiles_x + tile_x]
-            if k < 0:
+            tile = tile_y * tiles_x + tile_x
+            k = tile_index[tile]
+            if k < 0 or record[9] > depth_limit[tile * limit_stride]:
                 continue
             left, right = tile_edges(tile_x, width)
             if ellipse:
                 meets = ellipse_meets(conic, reach, left - x, top - y, right - x, bottom - y)
             else:
                 meets = square_meets(radius, left - x, top - y, right - x, bottom - y)
+            mask = subtiles[tile * subtile_stride]
+            if meets and mask != 255:
+                meets = _meets_subtile(mask, conic, radius, reach, ellipse, left - x, top - y, right - x, bottom - y)
             if meets:
                 if count < found.size:
                     found[count] = k
@@ -68,23 +92,23 @@ def _visit_tiles(record, alpha_min, ellipse, tile_index, size, most, found):
 
 
 @piece
-def count_tiles(record, alpha_min, ellipse, tile_index, size, most):
+def count_tiles(record, alpha_min, ellipse, tile_index, limits, size, most):
     """How many listed tiles the footprint meets, counting no further than `most`."""
-    return _visit_tiles(record, alpha_min, ellipse, tile_index, size, most, tile_index[:0])
+    return _visit_tiles(record, alpha_min, ellipse, tile_index, limits, size, most, tile_index[:0])
 
 
 @loop
-def _count_instances(lo, hi, records, alpha_min, ellipse, tile_index, size, splat_starts):
+def _count_instances(lo, hi, records, alpha_min, ellipse, tile_index, limits, size, splat_starts):
     """splat_starts[v + 1] becomes the number of instances of splat v."""
     for v in range(lo, hi):
-        splat_starts[v + 1] = count_tiles(records[v], alpha_min, ellipse, tile_index, size, -1)
+        splat_starts[v + 1] = count_tiles(records[v], alpha_min, ellipse, tile_index, limits, size, -1)
 
 
 @loop
-def _list_instances(lo, hi, records, alpha_min, ellipse, tile_index, size, splat_starts, slot_tile):
+def _list_instances(lo, hi, records, alpha_min, ellipse, tile_index, limits, size, splat_starts, slot_tile):
     for v in range(lo, hi):
         found = slot_tile[splat_starts[v] : splat_starts[v + 1]]
-        _visit_tiles(records[v], alpha_min, ellipse, tile_index, size, -1, found)
+        _visit_tiles(records[v], alpha_min, ellipse, tile_index, limits, size, -1, found)
 
 
 @piece
@@ -157,8 +181,24 @@ def _tile_index(camera: Camera, tiles: torch.Tensor, workspace: Workspace) -> to
     return index
 
 
+def tile_limits(
+    workspace: Workspace, subtiles: torch.Tensor | None = None, depth_limit: torch.Tensor | None = None
+) -> tuple[np.ndarray, int, np.ndarray, int]:
+    """What `count_tiles` takes as limits: [tiles] uint8 and [tiles] float32, or nothing."""
+    return (
+        *optional_map(subtiles, 255, "tiles.no_subtiles", workspace, torch.uint8),
+        *optional_map(depth_limit, math.inf, "tiles.no_limit", workspace),
+    )
+
+
 def bin_splats(
-    kernels: KernelSet, splats: Splats, camera: Camera, workspace: Workspace, tiles: torch.Tensor | None
+    kernels: KernelSet,
+    splats: Splats,
+    camera: Camera,
+    workspace: Workspace,
+    tiles: torch.Tensor | None,
+    subtiles: torch.Tensor | None,
+    depth_limit: torch.Tensor | None,
 ) -> Bins:
     """See `cuda_src.operators.bin_splats`."""
     if tiles is None:
@@ -166,7 +206,8 @@ def bin_splats(
     else:
         index = _tile_index(camera, tiles, workspace)
     records, ids = array(splats.records), array(splats.ids)
-    footprint = (f32(kernels.convention.alpha_min), kernels.footprint == "ellipse", index.numpy())
+    limits = tile_limits(workspace, subtiles, depth_limit)
+    footprint = (f32(kernels.convention.alpha_min), kernels.footprint == "ellipse", index.numpy(), limits)
     size = (camera.width, camera.height)
     ranges = even_ranges(splats.count, kernels.threads)
 

@@ -10,11 +10,12 @@ import torch
 
 from cuda_src import layout
 from cuda_src.camera import Camera
-from cuda_src.operators import KernelSet
+from cuda_src.operators import KernelSet, LossWindow
 from cuda_src.portable.adam import adam_rows
 from cuda_src.portable.binning import bin_splats
 from cuda_src.portable.compositing import raster_forward
 from cuda_src.portable.compositing_gradient import raster_backward
+from cuda_src.portable.fused import raster_fused
 from cuda_src.portable.loss import l1_ssim
 from cuda_src.portable.projection import project, project_backward
 from cuda_src.workspace import Workspace
@@ -39,14 +40,20 @@ def compile_all(progress: Callable[[str], None] | None = None) -> None:
     begin("project")
     splats = project(kernels, gaussian, torch.zeros(1, dtype=torch.int64), camera, 3, workspace)
     begin("bin_splats")
-    bins = bin_splats(kernels, splats, camera, workspace, None)
+    bins = bin_splats(kernels, splats, camera, workspace, None, None, None)
     begin("raster_forward")
-    raster = raster_forward(kernels, splats, bins, camera, workspace, None)
+    raster = raster_forward(kernels, splats, bins, camera, workspace, None, None, None)
     begin("l1_ssim")
     target = torch.zeros(16, 16, 3, dtype=torch.uint8)
     loss = l1_ssim(kernels, raster.colour, target, workspace, None, None, "exact", 0.2)
     begin("raster_backward")
-    gradients = raster_backward(kernels, splats, bins, raster, camera, loss.gradient, workspace, None, None, None, None)
+    gradients = raster_backward(
+        kernels, splats, bins, raster, camera, loss.gradient, workspace, None, None, None, None, None
+    )
+    begin("raster_fused")
+    for window in (LossWindow("exact"), LossWindow("tile"), LossWindow("l1")):
+        l1_ssim(kernels, raster.colour, target, workspace, None, None, "exact", 0.2, window)
+        raster_fused(kernels, splats, bins, camera, target, workspace, None, None, 0.2, window, None)
     begin("project_backward")
     rows = project_backward(kernels, gaussian, splats, camera, 3, gradients, workspace)
     begin("adam_rows")

@@ -12,14 +12,25 @@ import torch
 from cuda_src import layout
 from cuda_src.camera import TILE, Camera
 from cuda_src.operators import Bins, KernelSet, Raster, Splats
-from cuda_src.portable.arrays import array
-from cuda_src.portable.compositing import PLANE, PLANES, SCRATCH, TILE_COST, cut_off, per_pixel, rows_reached
+from cuda_src.portable.arrays import array, optional_map
+from cuda_src.portable.compositing import (
+    HELD,
+    PLANE,
+    PLANES,
+    RANGES,
+    SCRATCH,
+    TILE_COST,
+    cut_off,
+    hide_out_of_range,
+    load_ranges,
+    rows_reached,
+)
 from cuda_src.portable.scalar import HALF, LARGEST, ZERO, f32, finite_or_zero, loop, piece
 from cuda_src.portable.scalar_compositing import unblend
 from cuda_src.portable.threads import run_ranges, weighted_ranges
 from cuda_src.workspace import Workspace
 
-# Planes of a tile's scratch; behind them stand the sums of one instance.
+# Planes of a tile's scratch; those of depth ranges follow as in the forward, then the sums of one instance.
 _T, _BEHIND, _GRAD_RED, _GRAD_GREEN, _GRAD_BLUE, _GRAD_DEPTH, _END = (k * PLANE for k in range(7))
 
 
@@ -99,7 +110,7 @@ def _load_backward(
     """Fill the tile's planes; how many of its instances were blended at any pixel."""
     height, width = transmittance.shape
     blended = 0
-    for k in range(PLANES):
+    for k in range(RANGES):
         state[k] = ZERO
     for y in range(min(TILE, height - top)):
         for x in range(min(TILE, width - left)):
@@ -120,9 +131,10 @@ def _load_backward(
 
 
 @loop
-def _differentiate_tiles(
+def differentiate_tiles(
     lo,
     hi,
+    first_row,
     tiles,
     starts,
     splat,
@@ -138,17 +150,20 @@ def _differentiate_tiles(
     grad_transmittance_stride,
     grad_depth,
     grad_depth_stride,
+    depth_range,
+    ranged,
     alpha_min,
     alpha_max,
     past_clamp,
     instances,
 ):
+    """Tiles lo to hi of the list, from maps whose first row is that of tile row `first_row`."""
     height, width = transmittance.shape
     tiles_x = (width + TILE - 1) // TILE
     state = scratch[:PLANES]
     sums = scratch[PLANES:SCRATCH]
     for k in range(lo, hi):
-        top, left = (tiles[k] // tiles_x) * TILE, (tiles[k] % tiles_x) * TILE
+        top, left = (tiles[k] // tiles_x - first_row) * TILE, (tiles[k] % tiles_x) * TILE
         rows = min(TILE, height - top)
         blended = _load_backward(
             state,
@@ -164,14 +179,21 @@ def _differentiate_tiles(
             grad_depth,
             grad_depth_stride,
         )
+        if ranged:
+            load_ranges(state, top, left, height, width, depth_range)
         for i in range(starts[k] + blended, starts[k + 1]):
             instances[slot[i]] = ZERO
         for number in range(blended - 1, -1, -1):
             i = starts[k] + number
             record = records[splat[i]]
-            dx, dy = f32(left) + HALF - record[0], f32(top) + HALF - record[1]
+            dx, dy = f32(left) + HALF - record[0], f32(top + first_row * TILE) + HALF - record[1]
             first, end = rows_reached(record, alpha_min, dy, rows)
+            if ranged:
+                hide_out_of_range(state, _END, first, end, record[9])
             _unblend_rows(state, sums, first, end, dx, dy, record, f32(number), alpha_min, alpha_max, past_clamp)
+            if ranged:
+                for p in range(first * TILE, end * TILE):
+                    state[_END + p] = state[HELD + p]
             _store_instance(sums, record, instances[slot[i]])
 
 
@@ -185,7 +207,7 @@ def _sum_instances(lo, hi, splat_starts, instances, gradients):
             gradients[v, k] = finite_or_zero(total)
 
 
-def _background(background: torch.Tensor | None, workspace: Workspace) -> tuple[np.ndarray, int]:
+def background_map(background: torch.Tensor | None, workspace: Workspace) -> tuple[np.ndarray, int]:
     if background is None:
         return workspace.zeros("raster.no_background", (3,)).numpy(), 0
     return array(background).reshape(-1), 3 if background.dim() == 3 else 0
@@ -203,6 +225,7 @@ def raster_backward(
     grad_transmittance: torch.Tensor | None,
     grad_depth: torch.Tensor | None,
     start_transmittance: torch.Tensor | None,
+    depth_range: torch.Tensor | None,
 ) -> torch.Tensor:
     """See `cuda_src.operators.raster_backward`.
 
@@ -223,15 +246,16 @@ def raster_backward(
         array(raster.transmittance),
         array(raster.last),
         array(grad_colour),
-        *_background(background, workspace),
-        *per_pixel(grad_transmittance, 0.0, "raster.no_grad_transmittance", workspace),
-        *per_pixel(grad_depth, 0.0, "raster.no_grad_depth", workspace),
+        *background_map(background, workspace),
+        *optional_map(grad_transmittance, 0.0, "raster.no_grad_transmittance", workspace),
+        *optional_map(grad_depth, 0.0, "raster.no_grad_depth", workspace),
+        *optional_map(depth_range, 0.0, "raster.no_range", workspace),
     )
     alpha_min, alpha_max, _ = cut_off(kernels)
     past_clamp = LARGEST if kernels.convention.clamp_gradient else alpha_max
 
     def work(chunk: int, lo: int, hi: int) -> None:
-        _differentiate_tiles(lo, hi, *arrays, scratch[chunk], *upstream, alpha_min, alpha_max, past_clamp, instances)
+        differentiate_tiles(lo, hi, 0, *arrays, scratch[chunk], *upstream, alpha_min, alpha_max, past_clamp, instances)
 
     run_ranges(kernels.threads, ranges, work)
 

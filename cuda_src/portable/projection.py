@@ -11,7 +11,7 @@ from cuda_src import layout
 from cuda_src.camera import Camera
 from cuda_src.operators import KernelSet, Splats
 from cuda_src.portable.arrays import array
-from cuda_src.portable.binning import all_tiles, count_tiles
+from cuda_src.portable.binning import all_tiles, count_tiles, tile_limits
 from cuda_src.portable.scalar import HALF, ONE, ZERO, f32, finite, finite_or_zero, loop, piece
 from cuda_src.portable.scalar_harmonics import sh_basis, sh_sum, sh_sum_gradient
 from cuda_src.portable.scalar_projection import (
@@ -138,7 +138,7 @@ def _project_row(gaussian, view, sh_degree, alpha_min, record):
 
 @loop
 def _project_rows(
-    lo, hi, parameters, ids, view, sh_degree, alpha_min, ellipse, tile_index, size, rows, own_ids, records
+    lo, hi, parameters, ids, view, sh_degree, alpha_min, ellipse, tile_index, limits, size, rows, own_ids, records
 ):
     """Project rows [lo, hi) and pack what is visible from position lo on; how many those are."""
     kept = lo
@@ -146,7 +146,7 @@ def _project_rows(
         record = records[kept]
         if not _project_row(parameters[row], view, sh_degree, alpha_min, record):
             continue
-        if count_tiles(record, alpha_min, ellipse, tile_index, size, 1):
+        if count_tiles(record, alpha_min, ellipse, tile_index, limits, size, 1):
             rows[kept] = row
             own_ids[kept] = ids[row]
             kept += 1
@@ -224,6 +224,7 @@ def project(
         f32(kernels.convention.alpha_min),
         kernels.footprint == "ellipse",
         all_tiles(camera, workspace).numpy(),
+        tile_limits(workspace),
         (camera.width, camera.height),
     )
     outputs = (rows.numpy(), own_ids.numpy(), records.numpy())

@@ -15,7 +15,7 @@ from numba import njit
 f32 = np.float32
 
 ZERO, HALF, ONE, TWO, THREE, FOUR = f32(0), f32(0.5), f32(1), f32(2), f32(3), f32(4)
-LARGEST = np.finfo(np.float32).max
+LARGEST, INFINITE = np.finfo(np.float32).max, f32(np.inf)
 
 # Fused multiply-add and the sign of zero are free to change. Not `nnan`, `ninf` (tests for non-finite values would
 # go), `reassoc` (sums keep their order; exp's rounding constant would fold away), `arcp`, `afn` (accuracy).
@@ -30,8 +30,15 @@ _LN2_LOW = f32(-2.12194440e-4)
 _EXP2, _EXP3, _EXP4, _EXP5, _EXP6 = f32(1 / 2), f32(1 / 6), f32(1 / 24), f32(1 / 120), f32(1 / 720)
 
 
-# For callers in compiled code only: the wrappers for Python callers cost compile time.
-_INNER: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# For callers in compiled code only: the wrappers for Python callers cost compile time. Inlined by force: LLVM judges by
+# size, and one call too many in the loop over pixels makes it twenty times as slow.
+_INNER: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "forceinline": True,
+}
 
 
 def scalar(function: Callable[..., Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cuda_src.portable.scalar import HALF, ONE, ZERO, exp_nonpositive, scalar
+from cuda_src.portable.scalar import HALF, INFINITE, ONE, ZERO, exp_nonpositive, scalar
 
 
 @scalar
@@ -13,20 +13,21 @@ def sigma_at(conic, dx, dy):
 
 
 @scalar
-def blend(transmittance, alive, dx, dy, conic, opacity, alpha_min, alpha_max, stop):
-    """One splat over one pixel: (weight T alpha, transmittance after, alive after).
+def blend(transmittance, until, dx, dy, conic, opacity, depth, alpha_min, alpha_max, stop):
+    """One splat over one pixel: (weight T alpha, transmittance after, until after).
 
-    alive is 1 until compositing stops, then 0. The splat that would bring transmittance below `stop` is not
-    blended. All selects and no branches, so that a row of pixels vectorises.
+    until is infinite while compositing goes on, and the depth of the splat that stopped it thereafter: the one that
+    would bring transmittance below `stop`, which is not blended. All selects and no branches, so that a row of pixels
+    vectorises.
     """
     sigma = sigma_at(conic, dx, dy)
     alpha = min(alpha_max, opacity * exp_nonpositive(-sigma))
     after = transmittance * (ONE - alpha)
-    seen = (sigma >= ZERO) & (alpha >= alpha_min) & (alive > ZERO)
+    seen = (sigma >= ZERO) & (alpha >= alpha_min) & (until == INFINITE)
     stops = after < stop
     blended = seen & (not stops)
     weight = alpha * transmittance if blended else ZERO
-    return weight, after if blended else transmittance, ZERO if seen & stops else alive
+    return weight, after if blended else transmittance, depth if seen & stops else until
 
 
 @scalar

@@ -7,7 +7,7 @@ import math
 from cuda_src.portable.scalar import HALF, LARGEST, ONE, THREE, TWO, ZERO, f32, scalar
 from cuda_src.portable.scalar_compositing import sigma_at
 
-_TILE = f32(16)
+_TILE, _SUBTILE_WIDTH, _SUBTILE_HEIGHT = f32(16), f32(8), f32(4)
 _ROUNDING = f32(1e-6)
 _GENEROUS = f32(1.001)
 
@@ -62,6 +62,16 @@ def ellipse_meets(conic, reach, x0, y0, x1, y1):
 def square_meets(radius, x0, y0, x1, y1):
     """The square mean +- radius meets the rectangle given relative to the mean."""
     return x0 <= radius and x1 >= -radius and y0 <= radius and y1 >= -radius
+
+
+@scalar
+def subtile_within(subtile, x0, y0, x1, y1):
+    """Pixel centres of a sub-tile (8 x 4 px, two a row) of the tile whose pixel centres span a rectangle.
+
+    Beyond the image, which ends at x1 and y1, nothing is left: x1 < x0 or y1 < y0.
+    """
+    left, top = x0 + f32(subtile & 1) * _SUBTILE_WIDTH, y0 + f32(subtile >> 1) * _SUBTILE_HEIGHT
+    return left, top, min(left + _SUBTILE_WIDTH - ONE, x1), min(top + _SUBTILE_HEIGHT - ONE, y1)
 
 
 @scalar

@@ -15,8 +15,9 @@ REACH = 5
 
 _C1, _C2 = f32(0.01**2), f32(0.03**2)
 _BELL = [math.exp(-(k**2) / (2 * 1.5**2)) for k in range(-REACH, REACH + 1)]
-# Weight of the window's taps at distance 0 ... 5 from its centre.
-W0, W1, W2, W3, W4, W5 = (f32(_BELL[REACH + k] / sum(_BELL)) for k in range(REACH + 1))
+TAPS = tuple(_BELL[REACH + k] / sum(_BELL) for k in range(REACH + 1))
+"""Weight of the window's taps at distance 0 ... 5 from its centre."""
+W0, W1, W2, W3, W4, W5 = (f32(tap) for tap in TAPS)
 SHIFT = HALF
 _BYTE = f32(1 / 255)
 

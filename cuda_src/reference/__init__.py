@@ -6,6 +6,7 @@ gradients are right when values are. Results are fresh tensors: this back end le
 
 from cuda_src.reference.adam import adam_rows
 from cuda_src.reference.binning import bin_splats
+from cuda_src.reference.fused import raster_fused
 from cuda_src.reference.loss import l1_ssim
 from cuda_src.reference.projection import project, project_backward
 from cuda_src.reference.raster import raster_backward, raster_forward
@@ -18,4 +19,5 @@ __all__ = [
     "project_backward",
     "raster_backward",
     "raster_forward",
+    "raster_fused",
 ]

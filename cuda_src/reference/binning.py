@@ -105,7 +105,7 @@ def touched_tiles(
             mask = subtiles[tiles.long()]
             met &= mask == 255
             for s, part in enumerate(parts):
-                met |= meets(kernels, piece, part) & ((mask >> s) & 1 > 0)
+                met |= meets(kernels, piece, part) & (mask < 255) & ((mask >> s) & 1 > 0)
         touched[start : start + step] = met
     return touched
 

@@ -28,7 +28,7 @@ def _blurred(planes: torch.Tensor) -> torch.Tensor:
 
 def _blurred_blocks(planes: torch.Tensor, offset: tuple[int, int]) -> torch.Tensor:
     """[n, H, W] under windows that see their own block of 32 x 32 and the image alone, renormalised."""
-    n, height, width = planes.shape
+    height, width = planes.shape[1:]
     left, top = offset
     right, bottom = -(left + width) % LOSS_BLOCK, -(top + height) % LOSS_BLOCK
 

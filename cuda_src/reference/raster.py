@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from cuda_src import layout
 from cuda_src.camera import TILE, Camera
 from cuda_src.operators import Bins, KernelSet, Raster, Splats
+from cuda_src.reference.binning import rendered_pixels
 from cuda_src.workspace import Workspace
 
 
@@ -52,9 +54,7 @@ def splat_alphas(kernels: KernelSet, records: torch.Tensor, pixels: torch.Tensor
     return torch.where(skipped | (alpha < convention.alpha_min), torch.zeros_like(alpha), alpha)
 
 
-def _blended(
-    kernels: KernelSet, alphas: torch.Tensor, start: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _blended(kernels: KernelSet, alphas: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Which instances are blended, [P, n] bool, and which one, if any, stops the pixel, [P, n] bool.
 
     The first splat that would bring transmittance below the stop is not blended, nor is anything behind it.
@@ -83,31 +83,52 @@ def _centres(window: _Window, like: torch.Tensor) -> torch.Tensor:
     return torch.stack([x.repeat(len(y)), y.repeat_interleave(len(x))], dim=1)
 
 
+def _in_range(window: _Window, records: torch.Tensor, depth_range: torch.Tensor | None) -> torch.Tensor:
+    """Which of the window's splats exist at which of its pixels, [P or 1, n] bool. records: its own, [n, RECORD]."""
+    depth = records[None, :, layout.RECORD_DEPTH]
+    if depth_range is None:
+        return torch.ones_like(depth, dtype=torch.bool)
+    least, end = depth_range[window.rows, window.columns].reshape(-1, 2)[:, :, None].unbind(dim=1)
+    return (least <= depth) & (depth < end)
+
+
 def composite(
     kernels: KernelSet,
     records: torch.Tensor,
     bins: Bins,
     camera: Camera,
     start_transmittance: torch.Tensor | None = None,
+    subtiles: torch.Tensor | None = None,
+    depth_range: torch.Tensor | None = None,
 ) -> Raster:
     """The listed tiles, composited; colour, transmittance and depth are differentiable by records and start."""
     size = (camera.height, camera.width)
     colour, transmittance, depth = records.new_zeros(*size, 3), records.new_zeros(size), records.new_zeros(size)
     stopped = torch.zeros(size, dtype=torch.uint8, device=records.device)
     last = torch.zeros(size, dtype=torch.int32, device=records.device)
+    stop_depth = records.new_zeros(size)
     start = records.new_ones(size) if start_transmittance is None else start_transmittance.to(records.dtype)
+    rendered = None if subtiles is None else rendered_pixels(camera, subtiles)
     for window in _windows(bins, camera):
         at = (window.rows, window.columns)
         shape = start[at].shape
-        c, t, d, s, l = composite_pixels(
-            kernels, records[window.splats], _centres(window, records), start[at].reshape(-1)
-        )
-        colour[at] = c.view(*shape, 3)
-        transmittance[at] = t.view(shape)
-        depth[at] = d.view(shape)
-        stopped[at] = s.view(shape).to(torch.uint8)
-        last[at] = l.view(shape).to(torch.int32)
-    return Raster(colour, transmittance, depth, stopped, last)
+        own, begin = records[window.splats], start[at].reshape(-1)
+        seen = _in_range(window, own.detach(), depth_range)
+        if rendered is not None:
+            seen = seen & rendered[at].reshape(-1, 1)
+        alphas = splat_alphas(kernels, own, _centres(window, records)) * seen
+        with torch.no_grad():
+            blended, stopping = _blended(kernels, alphas, begin)
+            # A zero in front, so that no splats at all is no special case.
+            order = torch.arange(len(own) + 1, device=records.device)
+            last[at] = (F.pad(blended, (1, 0)) * order).amax(dim=1).view(shape).to(torch.int32)
+        c, t, d = _composited(own, alphas * blended, begin)
+        colour[at], transmittance[at], depth[at] = c.view(*shape, 3), t.view(shape), d.view(shape)
+        stops = stopping.any(dim=1)
+        nearest = (stopping * own.detach()[:, layout.RECORD_DEPTH]).sum(dim=1)
+        stopped[at] = stops.view(shape).to(torch.uint8)
+        stop_depth[at] = torch.where(stops, nearest, torch.inf).view(shape)
+    return Raster(colour, transmittance, depth, stopped, last, stop_depth)
 
 
 @torch.no_grad()
@@ -118,8 +139,11 @@ def raster_forward(
     camera: Camera,
     workspace: Workspace,
     start_transmittance: torch.Tensor | None,
+    subtiles: torch.Tensor | None,
+    depth_range: torch.Tensor | None,
 ) -> Raster:
-    return composite(kernels, splats.records.to(kernels.dtype), bins, camera, start_transmittance)
+    records = splats.records.to(kernels.dtype)
+    return composite(kernels, records, bins, camera, start_transmittance, subtiles, depth_range)
 
 
 def raster_backward(
@@ -134,6 +158,7 @@ def raster_backward(
     grad_transmittance: torch.Tensor | None,
     grad_depth: torch.Tensor | None,
     start_transmittance: torch.Tensor | None,
+    depth_range: torch.Tensor | None,
 ) -> torch.Tensor:
     records = splats.records.detach().to(kernels.dtype)
     size = (camera.height, camera.width)
@@ -151,12 +176,13 @@ def raster_backward(
             continue
         at = (window.rows, window.columns)
         own = records[window.splats].requires_grad_()
+        order = torch.arange(len(own), device=records.device)
+        blended = _in_range(window, own.detach(), depth_range) & (order < raster.last[at].reshape(-1, 1))
         with torch.enable_grad():
-            colour, transmittance, depth, _, _ = composite_pixels(
-                kernels, own, _centres(window, records), start[at].reshape(-1)
-            )
+            alphas = splat_alphas(kernels, own, _centres(window, records)) * blended
+            outputs = _composited(own, alphas, start[at].reshape(-1))
         (gradient,) = torch.autograd.grad(
-            (colour, transmittance, depth),
+            outputs,
             own,
             (upstream_c[at].reshape(-1, 3), upstream_t[at].reshape(-1), upstream_d[at].reshape(-1)),
         )

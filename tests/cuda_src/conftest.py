@@ -8,8 +8,11 @@ left out, and the tests bound how many that are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +21,12 @@ import torch
 from cuda_src import layout
 from cuda_src.camera import TILE, Camera
 from cuda_src.conventions import CONVENTIONS
-from cuda_src.operators import Bins, KernelSet, Splats
+from cuda_src.operators import Bins, Fused, KernelSet, Loss, Raster, Splats
 from cuda_src.reference.binning import least_sigma, tile_rectangles
 from cuda_src.reference.projection import sh_basis, splat_records
+from cuda_src.workspace import Workspace
 
-BACKENDS = ("reference", "portable")
+BACKENDS = ("reference", "portable", pytest.param("compiled", marks=pytest.mark.gpu))
 """Back ends under test, in float32. A new one joins the whole suite by its name here."""
 
 BORDER = 1e-4
@@ -218,6 +222,47 @@ def parity() -> Parity:
     return Parity()
 
 
-@pytest.fixture(scope="session", params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    return request.param
+class OnGpu:
+    """The compiled back end for tests that hold everything on the CPU: there and back around each operator."""
+
+    def __init__(self) -> None:
+        self._module = importlib.import_module("cuda_src.compiled")
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if not hasattr(self._module, name):
+            pytest.skip(f"compiled kernels have no {name}")
+
+        def operator(*arguments: Any) -> Any:
+            there = [_moved(argument, torch.device("cuda")) for argument in arguments]
+            result = getattr(self._module, name)(*there)
+            if name == "adam_rows":  # Parameters and moments, updated in place.
+                for here, moved in zip(arguments[1:4], there[1:4], strict=True):
+                    here.copy_(moved)
+            return _moved(result, torch.device("cpu"))
+
+        return operator
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """A copy on that device; a workspace becomes a new one."""
+    if isinstance(value, Workspace):
+        return Workspace(device)
+    if isinstance(value, torch.Tensor):
+        return value.to(device, copy=True)
+    if isinstance(value, Splats | Bins | Raster | Loss | Fused):
+        return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value)})
+    return value
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param != "compiled":
+        yield request.param
+        return
+    if not torch.cuda.is_available():
+        pytest.skip("compiled kernels need a GPU")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cuda_src.compiled", OnGpu())
+        yield request.param

@@ -73,7 +73,9 @@ def test_a_block_is_an_image_of_its_own_and_its_windows_weigh_one_at_its_border(
     image = torch.full((64, 64, 3), 100 / 255)
     # Windows that lost their outer taps without renormalisation would see a darker image at the border.
     flat = l1_ssim(kernels, image + 0.2, target, Workspace(), window=LossWindow("tile"))
-    inner = l1_ssim(kernels, image[:32, :32] + 0.2, target[:32, :32].contiguous(), Workspace(), window=LossWindow("tile"))
+    inner = l1_ssim(
+        kernels, image[:32, :32] + 0.2, target[:32, :32].contiguous(), Workspace(), window=LossWindow("tile")
+    )
     assert flat.ssim.item() == pytest.approx(inner.ssim.item(), rel=1e-5)
     before = l1_ssim(kernels, image + 0.2, target, Workspace(), window=LossWindow("tile")).gradient.clone()
     image[31, 40] += 0.5  # In the block at the upper right.

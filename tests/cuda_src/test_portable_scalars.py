@@ -44,6 +44,7 @@ OTHERS = {
     "rows": PAIR_OF_ROWS,
     "degree": types.intp,
     "tile": types.intp,
+    "subtile": types.intp,
     "tiles": types.intp,
     "size": types.intp,
     "b": types.uint8,
@@ -125,6 +126,7 @@ def test_one_compilation_of_each_loop_serves_every_option():
         "raster_forward",
         "l1_ssim",
         "raster_backward",
+        "raster_fused",
         "project_backward",
         "adam_rows",
     ]
@@ -139,9 +141,11 @@ def test_one_compilation_of_each_loop_serves_every_option():
     parameters[:, 3:6] = -3
     tiles = torch.tensor([0, 2, 5], dtype=torch.int32)
     splats = operators.project(kernels, parameters, torch.arange(600), camera, 1, workspace)
-    bins = operators.bin_splats(kernels, splats, camera, workspace, tiles)
+    subtiles, limit = torch.full((6,), 0b10110111, dtype=torch.uint8), torch.full((6,), 4.5)
+    bins = operators.bin_splats(kernels, splats, camera, workspace, tiles, subtiles, limit)
     per_pixel, background = torch.rand(30, 40), torch.rand(30, 40, 3)
-    raster = operators.raster_forward(kernels, splats, bins, camera, workspace, per_pixel)
+    depth_range = torch.tensor([2.5, 4.0]).expand(30, 40, 2)
+    raster = operators.raster_forward(kernels, splats, bins, camera, workspace, per_pixel, subtiles, depth_range)
     image, target, mask = (
         raster.colour,
         torch.zeros(30, 40, 3, dtype=torch.uint8),
@@ -151,6 +155,17 @@ def test_one_compilation_of_each_loop_serves_every_option():
     # An upstream gradient that is not contiguous.
     upstream = loss.gradient.permute(1, 0, 2).contiguous().permute(1, 0, 2)
     operators.raster_backward(
-        kernels, splats, bins, raster, camera, upstream, workspace, background, per_pixel, per_pixel, per_pixel
+        kernels,
+        splats,
+        bins,
+        raster,
+        camera,
+        upstream,
+        workspace,
+        background,
+        per_pixel,
+        per_pixel,
+        per_pixel,
+        depth_range,
     )
     assert {f.__name__: list(f.signatures) for f in LOOPS} == before

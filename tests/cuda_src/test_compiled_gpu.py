@@ -1,0 +1,153 @@
+"""What only the compiled back end does, on a GPU: one pass from splat to Adam, room that grows, long ties and lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cuda_src import layout
+from cuda_src import operators as op
+from cuda_src.camera import Camera
+from cuda_src.operators import KernelSet, Splats
+from cuda_src.workspace import Workspace
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def device() -> torch.device:
+    if not torch.cuda.is_available():
+        pytest.skip("compiled kernels need a GPU")
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture
+def kernels(device) -> KernelSet:
+    return KernelSet("compiled", device)
+
+
+@pytest.mark.parametrize("sh_degree", [0, 1, 3])
+@pytest.mark.parametrize("touched_only", [False, True])
+def test_one_pass_from_splats_to_adam_equals_two(parity, kernels, device, sh_degree, touched_only):
+    view = parity.view(3, gaussians=300)
+    parameters = view.parameters.to(device)
+    splats = op.project(kernels, parameters, view.ids.to(device), view.camera, sh_degree, Workspace(device))
+    generator = torch.Generator().manual_seed(1)
+    upstream = torch.randn(splats.count, layout.GRADIENT, generator=generator).to(device)
+    upstream[::3] = 0
+    state = [parameters, 0.1 * torch.randn_like(parameters), 0.01 * torch.rand_like(parameters)]
+    at_once, in_turn = ([t.clone() for t in state] for _ in range(2))
+    rates = torch.linspace(1e-4, 1e-2, layout.PARAMETERS, device=device)
+    work = Workspace(device)
+    op.project_backward_adam(
+        kernels, *at_once, splats, view.camera, sh_degree, upstream, work, rates, 7, touched_only=touched_only
+    )
+    gradients = op.project_backward(kernels, parameters, splats, view.camera, sh_degree, upstream, work)
+    rows = splats.rows
+    if touched_only:
+        touched = gradients.any(dim=1)
+        assert 0 < int(touched.sum()) < splats.count
+        rows, gradients = rows[touched], gradients[touched]
+    op.adam_rows(kernels, *in_turn, rows, gradients, torch.ones_like(rows, dtype=torch.int32), rates, 7)
+    for one, other in zip(at_once, in_turn, strict=True):
+        parity.close(one, other, 1e-6)
+    assert not torch.equal(at_once[0], parameters)
+
+
+def test_a_view_with_more_splats_than_there_was_room_for_is_whole(parity, kernels, device):
+    view, work = parity.view(5, gaussians=2000), Workspace(device)
+    parameters, ids = view.parameters.to(device), view.ids.to(device)
+    few = op.project(kernels, parameters[:9], ids[:9], view.camera, 3, work)
+    assert few.count < 9
+    room = work.capacity("project.rows", torch.int64)
+    grown = op.project(kernels, parameters, ids, view.camera, 3, work)
+    assert grown.count > max(room, 2000 // 8)
+    fresh = op.project(kernels, parameters, ids, view.camera, 3, Workspace(device))
+    assert torch.equal(grown.rows, fresh.rows)
+    assert torch.equal(grown.records, fresh.records)
+
+
+def test_the_second_visit_of_a_view_allocates_nothing(parity, kernels, device):
+    view, work = parity.view(6, gaussians=500), Workspace(device)
+    parameters, ids = view.parameters.to(device), view.ids.to(device)
+    target = torch.zeros((*view.pixels, 3), dtype=torch.uint8, device=device)
+
+    def step() -> None:
+        splats = op.project(kernels, parameters, ids, view.camera, 3, work)
+        bins = op.bin_splats(kernels, splats, view.camera, work)
+        raster = op.raster_forward(kernels, splats, bins, view.camera, work)
+        loss = op.l1_ssim(kernels, raster.colour, target, work)
+        partial = op.raster_backward(kernels, splats, bins, raster, view.camera, loss.gradient, work)
+        op.project_backward(kernels, parameters, splats, view.camera, 3, partial, work)
+
+    step()
+    held, work_bytes = torch.cuda.memory_stats(device)["allocation.all.allocated"], work.bytes
+    step()
+    assert torch.cuda.memory_stats(device)["allocation.all.allocated"] == held
+    assert work.bytes == work_bytes
+
+
+@pytest.mark.parametrize("run", [2, 63, 64, 65, 5000])
+def test_runs_of_equal_depth_of_any_length_are_in_the_order_of_ids(kernels, device, run):
+    generator = torch.Generator().manual_seed(run)
+    count = 3 * run + 5
+    records = torch.zeros(count, layout.RECORD)
+    records[:, : layout.RECORD_DEPTH] = torch.tensor([8.0, 8.0, 0.05, 0.0, 0.05, 0.5, 1.0, 1.0, 1.0])
+    records[:, layout.RECORD_DEPTH] = torch.arange(count).div(run, rounding_mode="floor").float() + 1
+    records[:, layout.RECORD_RADIUS] = 14.0
+    ids = (torch.randperm(count, generator=generator) - count // 2) * (1 << 33)  # Both halves of an id, both signs.
+    order = torch.randperm(count, generator=generator)
+    splats = Splats(torch.arange(count).to(device), ids[order].to(device), records[order].to(device))
+    camera = Camera(16, 16, 20.0, 20.0, 8.0, 8.0, np.eye(4))
+    bins = op.bin_splats(kernels, splats, camera, Workspace(device))
+    listed = bins.splat.long()
+    keys = list(zip(splats.records[listed, layout.RECORD_DEPTH].tolist(), splats.ids[listed].tolist(), strict=True))
+    assert len(keys) == count
+    assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize("count", [255, 256, 257, 100_000])
+def test_a_tile_with_a_long_list_is_composited_and_differentiated_as_in_float64(parity, kernels, device, count):
+    generator = torch.Generator().manual_seed(count)
+    records = torch.zeros(count, layout.RECORD)
+    records[:, 0:2] = 16 * torch.rand(count, 2, generator=generator)
+    records[:, layout.RECORD_CONIC] = torch.tensor([0.4, 0.1, 0.3])
+    records[:, layout.RECORD_OPACITY] = 0.02 if count > 1000 else 0.3
+    records[:, layout.RECORD_COLOUR] = torch.rand(count, 3, generator=generator)
+    records[:, layout.RECORD_DEPTH] = 1 + torch.rand(count, generator=generator)
+    records[:, layout.RECORD_RADIUS] = 6.0
+    ids = torch.arange(count)
+    camera = Camera(13, 16, 20.0, 20.0, 8.0, 8.0, np.eye(4))
+    grad = torch.randn(16, 13, 3, generator=generator)
+    results = []
+    for own in (kernels, KernelSet("reference", precision="float64", t_stop=0.0)):
+        own = KernelSet(own.backend, own.device, precision=own.precision, t_stop=0.0)
+        real = records.to(own.device, own.dtype)
+        splats = Splats(ids.to(own.device), ids.to(own.device), real)
+        bins = op.bin_splats(own, splats, camera, Workspace(own.device))
+        raster = op.raster_forward(own, splats, bins, camera, Workspace(own.device))
+        partial = op.raster_backward(
+            own, splats, bins, raster, camera, grad.to(real), Workspace(own.device)
+        )  # fmt: skip
+        results.append((raster.colour.cpu(), raster.transmittance.cpu(), partial.cpu()))
+    (colour, light, gradient), (exact_colour, exact_light, exact_gradient) = results
+    # A pixel meets thousands of splats: a few lie on the other side of alpha_min, each worth 1/255 of what is left.
+    parity.close(colour, exact_colour, 1e-3, "colour")
+    assert (light.double() - exact_light).abs().max() < 1e-3
+    error = (gradient.double() - exact_gradient).abs()
+    assert error.mean() < 1e-3 * exact_gradient.abs().mean()
+
+
+def test_instances_of_a_wide_view_are_those_of_the_reference(parity, kernels, device):
+    """Spans of one tile, of several and of hundreds, which a lane and a warp walk in their own ways."""
+    view = parity.view(9, gaussians=400, width=500, height=300, sizes=(0.5, 200.0))
+    splats = op.project(kernels, view.parameters.to(device), view.ids.to(device), view.camera, 3, Workspace(device))
+    splats = Splats(splats.rows.cpu(), splats.ids.cpu(), splats.records.cpu())
+    clear = parity.away_from_edges(kernels, splats, view.camera)
+    exact = op.bin_splats(parity.oracle(kernels), parity.splats64(clear), view.camera, Workspace())
+    there = Splats(*(t.to(device) for t in (clear.rows, clear.ids, clear.records)))
+    ours = op.bin_splats(kernels, there, view.camera, Workspace(device))
+    assert exact.instances > 5000
+    for name in ("tiles", "starts", "splat", "slot", "splat_starts"):
+        assert torch.equal(getattr(ours, name).cpu(), getattr(exact, name)), name
