@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from strategies.training.config import Training
+
 
 class Options(BaseModel):
     """Base of a strategy's options: frozen, and unknown keys are errors."""
@@ -31,6 +33,7 @@ class StrategyInfo:
     max_ranks: None for any number. exact_when: in which settings it equals `single` (design's definition).
     lacks: of options and a resolved device, what the options need and that device has not; None when it has all.
     refuses: of options, ranks and batch, why these do not go together; None when they do.
+    refuses_training: the same of options and training settings.
     """
 
     name: str
@@ -43,6 +46,7 @@ class StrategyInfo:
     exact_when: str = ""
     lacks: Callable[[Any, str], str | None] = lambda options, device: None
     refuses: Callable[[Any, int, int], str | None] = lambda options, ranks, batch: None
+    refuses_training: Callable[[Any, Training], str | None] = lambda options, training: None
 
     def load(self) -> type[Any]:
         """The Strategy class; imports torch."""

@@ -52,6 +52,11 @@ class Codec(ABC):
 
     name: str
 
+    @property
+    def bytes(self) -> int:
+        """Of tensors held from one call to the next."""
+        return 0
+
     @abstractmethod
     def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
         """Send; awaited: [ranks, views] int64, rows of each group by source. Bytes are payload unless said."""
@@ -123,6 +128,11 @@ class BFloat16(Codec):
 
     def __init__(self) -> None:
         self._remainders: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def bytes(self) -> int:
+        tensors = (t for kept in self._remainders.values() for t in kept)
+        return sum(t.numel() * t.element_size() for t in tensors)
 
     def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
         column = _column(outgoing.counts).to(outgoing.rows.device)

@@ -49,7 +49,7 @@ def touched_ranks(bins: Bins, owner: torch.Tensor, ranks: int) -> tuple[torch.Te
     bins: over all tiles of the view. owner: rank of each tile, [tiles].
     """
     lengths = bins.starts[1:] - bins.starts[:-1]
-    rank_of_instance = owner[bins.tiles.long()].repeat_interleave(lengths)
+    rank_of_instance = owner.to(bins.tiles.device)[bins.tiles.long()].repeat_interleave(lengths)
     splats = max(1, len(bins.splat_starts) - 1)
     pairs = torch.unique(rank_of_instance * splats + bins.splat.long())
     return pairs // splats, pairs % splats
@@ -90,12 +90,13 @@ class GaussianExchange:
         bins: Sequence[Bins],
         owners: Sequence[torch.Tensor],
         sendable: Callable[[Splats], torch.Tensor] | None = None,
+        stage: str = "exchange_forward",
     ) -> tuple[list[Splats], Route]:
         """By view: the records that touch this rank's region, from all ranks, and the way back.
 
         splats, bins: this rank's Gaussians in each view, binned over the whole image. owners: rank of each tile.
         sendable: a mask of the splats that may be sent. Rows of the received splats number them as they stand; ids
-        are the Gaussians' own.
+        are the Gaussians' own. stage: the ledger's name for it.
         """
         comm, ranks = self.comm, self.comm.ranks
         sent, send_counts = [], torch.zeros((len(splats), ranks), dtype=torch.int64)
@@ -106,7 +107,7 @@ class GaussianExchange:
                 destination, splat = destination[kept], splat[kept]
             sent.append(splat)
             send_counts[view] = torch.bincount(destination, minlength=ranks)
-        counted = comm.counts("exchange_forward", send_counts.T.contiguous())
+        counted = comm.counts(stage, send_counts.T.contiguous())
         order = _regroup(send_counts)
         before = [0, *accumulate(s.count for s in splats)]
         numbered = torch.cat([rows + first for rows, first in zip(sent, before, strict=False)])[order]
@@ -115,14 +116,14 @@ class GaussianExchange:
         receive_counts = counted.wait().T.contiguous()
         to, back = send_counts.sum(0).tolist(), receive_counts.sum(0).tolist()
         # Ids break ties of depth, so that every rank blends in the order of `single`.
-        ids_pending = comm.exchange("exchange_forward", ids, to, back, metadata=True)
+        ids_pending = comm.exchange(stage, ids, to, back, metadata=True)
         records = F.pad(records, (0, self.width - RECORD))
-        received = comm.exchange("exchange_forward", records, to, back, padding=self.width - RECORD).wait()
+        received = comm.exchange(stage, records, to, back, padding=self.width - RECORD).wait()
         received_ids = ids_pending.wait()
         arrived = _regroup(receive_counts.T)
         lengths = receive_counts.sum(1).tolist()
         by_view = [
-            Splats(torch.arange(len(r)), i, r[:, :RECORD].contiguous())
+            Splats(torch.arange(len(r), device=r.device), i, r[:, :RECORD].contiguous())
             for r, i in zip(received[arrived].split(lengths), received_ids[arrived].split(lengths), strict=True)
         ]
         return by_view, Route(splats, numbered, received_ids, send_counts, receive_counts, arrived)
@@ -132,9 +133,7 @@ class GaussianExchange:
 
         gradients: by view [received, GRADIENT], as raster_backward left them. views: the batch's view numbers.
         """
-        stacked = torch.cat([g[:, :GRADIENTS_SENT] for g in gradients])
-        rows = torch.empty_like(stacked)
-        rows[route.arrived] = stacked
+        rows = self._by_source(route, [g[:, :GRADIENTS_SENT] for g in gradients])
         nonzero = nonzero_rows(rows)
         self.records += len(rows)
         self.zeros += len(rows) - int(nonzero.sum())
@@ -145,6 +144,22 @@ class GaussianExchange:
         # Sources one after another, as the positions ascend: a sum has the same bits whatever the codec leaves out.
         total[:, :GRADIENTS_SENT].index_add_(0, route.sent[incoming.positions], incoming.rows)
         return list(total.split(lengths))
+
+    def sums(self, stage: str, route: Route, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """By view: any values of the received records, [received, k], summed at their owners: [V, k]."""
+        rows = self._by_source(route, values)
+        to, back = route.receive_counts.sum(0).tolist(), route.send_counts.sum(0).tolist()
+        received = self.comm.exchange(stage, rows, to, back).wait()
+        lengths = [s.count for s in route.splats]
+        total = rows.new_zeros((sum(lengths), *rows.shape[1:])).index_add_(0, route.sent, received)
+        return list(total.split(lengths))
+
+    def _by_source(self, route: Route, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Rows by view brought into the order in which their records came."""
+        stacked = torch.cat(list(values))
+        rows = torch.empty_like(stacked)
+        rows[route.arrived] = stacked
+        return rows
 
 
 assert FORWARD_BYTES == 4 * RECORD

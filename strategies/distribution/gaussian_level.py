@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +22,7 @@ from strategies.distribution.regions import Regions
 from strategies.distribution.tile_costs import tile_work
 from strategies.gaussians import Gaussians
 from strategies.info import Options
+from strategies.training.occlusion import OcclusionHistory, with_instances
 from strategies.training.optimizer import RowAdam
 from strategies.training.schedule import sh_degree
 
@@ -30,19 +31,26 @@ from strategies.training.schedule import sh_degree
 class Rendered:
     """A rank's part of a batch, forward and back.
 
-    By view: losses (0-d, of this rank's tiles), gradients ([received, GRADIENT] of its splats), and by the view's
-    place in the batch the work of its tiles ([k], see `tile_work`). instances: tile instances rendered.
+    By view: losses (0-d, of this rank's tiles), gradients ([received, GRADIENT] of its splats), bins of its tiles,
+    and by the view's place in the batch the work of its tiles ([k], see `tile_work`). rasters: by view, where the
+    forward is an operator of its own.
     """
 
     losses: list[torch.Tensor]
     gradients: list[torch.Tensor]
+    bins: list[op.Bins]
     work: Callable[[int], torch.Tensor]
-    instances: int
+    rasters: Sequence[op.Raster] = ()
 
     @property
     def loss(self) -> torch.Tensor:
         """This rank's share of the batch's mean loss, 0-d."""
         return torch.stack(self.losses).mean()
+
+    @property
+    def instances(self) -> int:
+        """Tile instances rendered."""
+        return sum(b.instances for b in self.bins)
 
 
 class GaussianLevel(Strategy):
@@ -62,6 +70,7 @@ class GaussianLevel(Strategy):
         self.workspaces = [Workspace(self.device) for _ in range(ctx.batch)]
         self.shared = Workspace(self.device)
         self.optimizer = RowAdam(ctx.training, ctx.kernels, ctx.extent, self.shared)
+        self.occlusion = OcclusionHistory(ctx.training)
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
         self._redistribution = options.redistribute, options.redistribute_images
         self._images_seen = 0
@@ -81,6 +90,7 @@ class GaussianLevel(Strategy):
         everything = Gaussians.from_reader(reader, self.device, self.ctx.kernels.dtype)
         owner = random_owners(everything.ids, self.comm.ranks, self.ctx.seed, 0)
         self.gaussians = everything.rows(owner == self.comm.rank)
+        self.occlusion.clear()
 
     @property
     def images_seen(self) -> int:
@@ -88,31 +98,48 @@ class GaussianLevel(Strategy):
 
     @property
     def tensor_bytes(self) -> list[int]:
-        return [self.gaussians.bytes + sum(w.peak_bytes for w in (*self.workspaces, self.shared))]
+        works = sum(w.peak_bytes for w in (*self.workspaces, self.shared))
+        return [self.gaussians.bytes + works + self.exchange.codec.bytes]
 
     @property
     def degree(self) -> int:
         """Active degree of the spherical harmonics."""
         return sh_degree(self.ctx.training, self._images_seen)
 
-    def _exchange_splats(self, regions: Regions, works: Sequence[Workspace]) -> tuple[list[op.Splats], Route]:
-        """Project this rank's Gaussians for every view and send each splat to the ranks whose tiles it touches."""
+    def statistics(self) -> dict[str, float]:
+        exchange = self.exchange
+        counts = torch.tensor([exchange.zeros, exchange.records], dtype=torch.float64)
+        zeros, records = self.comm.reduce("statistics", counts).tolist()
+        exchange.clear()
+        return {"zero_gradient_share": zeros / records} if records else {}
+
+    def _exchange_splats(
+        self, regions: Regions, works: Sequence[Workspace], stage: str = "exchange_forward"
+    ) -> tuple[list[op.Splats], Route]:
+        """Project this rank's Gaussians for every view and send each splat to the ranks whose tiles it touches.
+
+        What lies behind the limit of each of its tiles is left out of the view.
+        """
         kernels, own, bins = self.ctx.kernels, [], []
-        for camera, work in zip(regions.cameras, works, strict=True):
+        for number, (camera, work) in enumerate(zip(regions.cameras, works, strict=True)):
             with self.ctx.clock("project"):
                 parameters, ids = self.gaussians.parameters, self.gaussians.ids
                 splats = op.project(kernels, parameters, ids, camera, self.degree, work)
+                limit = regions.limit(number)
+                listed = op.bin_splats(kernels, splats, camera, work, depth_limit=limit)
+                if limit is not None:
+                    splats, listed = with_instances(splats, listed)
                 own.append(splats)
-                bins.append(op.bin_splats(kernels, splats, camera, work))
-        with self.ctx.clock("exchange_forward"):
+                bins.append(listed)
+        with self.ctx.clock(stage):
             owners = [regions.owner(v) for v in range(len(regions.cameras))]
-            return self.exchange.forward(own, bins, owners, above_opacity(self.min_opacity))
+            return self.exchange.forward(own, bins, owners, above_opacity(self.min_opacity), stage)
 
     def _bin(self, regions: Regions, number: int, splats: op.Splats, work: Workspace) -> op.Bins:
         """Instances of this rank's tiles of a view of the batch."""
         with self._segment("bin"):
-            tiles = regions.of(self.comm.rank, number)
-            return op.bin_splats(self.ctx.kernels, splats, regions.cameras[number], work, tiles)
+            tiles, limit = regions.of(self.comm.rank, number), regions.limit(number)
+            return op.bin_splats(self.ctx.kernels, splats, regions.cameras[number], work, tiles, depth_limit=limit)
 
     def _composite(
         self, regions: Regions, received: Sequence[op.Splats], works: Sequence[Workspace]
@@ -157,7 +184,23 @@ class GaussianLevel(Strategy):
         def work_of(number: int) -> torch.Tensor:
             return tile_work(rasters[number], regions.of(self.comm.rank, number), regions.cameras[number])
 
-        return Rendered(losses, gradients, work_of, sum(b.instances for b in binned))
+        return Rendered(losses, gradients, binned, work_of, rasters)
+
+    def _limited(self, views: Sequence[int], regions: Regions) -> Regions:
+        """These regions with what the last visits say of how deep their tiles are to be rendered."""
+        return replace(regions, limits=tuple(self.occlusion.limits(v) for v in views))
+
+    def _learn_occlusion(self, views: Sequence[int], regions: Regions, rasters: Sequence[op.Raster]) -> None:
+        """Tell all ranks how deep this rank's tiles are to be rendered at the next visit. Collective."""
+        if not self.occlusion.on:
+            return
+        mine = [
+            self.occlusion.examined(view, raster, camera, regions.of(self.comm.rank, number))
+            for number, (view, raster, camera) in enumerate(zip(views, rasters, regions.cameras, strict=True))
+        ]
+        # Segments follow one another in rank order: laid end to end they are the batch's list of tiles.
+        limits = torch.cat(self.comm.gather("occlusion", torch.cat(mine)))
+        self.occlusion.keep(views, limits.split([c.tiles for c in regions.cameras]))
 
     def _truth(self, view: int, camera: Camera) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The view's photograph and mask."""
@@ -167,9 +210,7 @@ class GaussianLevel(Strategy):
     def _update(self, regions: Regions, route: Route, partials: Sequence[torch.Tensor]) -> None:
         """Move this rank's Gaussians by the gradients of its splats of every view."""
         kernels, clock = self.ctx.kernels, self.ctx.clock
-        for splats, camera, partial, work in zip(
-            route.splats, regions.cameras, partials, self.workspaces, strict=True
-        ):
+        for splats, camera, partial, work in zip(route.splats, regions.cameras, partials, self.workspaces, strict=True):
             with clock("project_backward"):
                 parameters = self.gaussians.parameters
                 rows = op.project_backward(kernels, parameters, splats, camera, self.degree, partial, work)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from strategies.distribution.communicator import Communicator
-from strategies.distribution.regions import Regions
 
 SSIM_HALO = 10
 """5 px for the value's window and 5 more for the gradient's."""
+
+
+class PixelOwners(Protocol):
+    """Any partition of a batch's images into pixels of ranks, known to all of them."""
+
+    def pixel_owner(self, view: int) -> torch.Tensor:
+        """Rank of each pixel of that view of the batch, [H, W] int64."""
+        ...
 
 
 def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
@@ -21,7 +29,7 @@ def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
     return F.max_pool2d(grown, (size, 1), stride=1, padding=(by, 0))[0, 0] > 0
 
 
-def fill_halo(comm: Communicator, stage: str, regions: Regions, images: Sequence[torch.Tensor]) -> None:
+def fill_halo(comm: Communicator, stage: str, regions: PixelOwners, images: Sequence[torch.Tensor]) -> None:
     """Bring in, for each image of a batch, the other ranks' pixels within SSIM_HALO of this rank's region.
 
     images: by view [H, W, 3] contiguous, this rank's pixels filled in; the halo is written in place. Nothing but

@@ -16,15 +16,17 @@ Unit = Literal["block", "row", "image"]
 
 @dataclass(frozen=True)
 class Regions:
-    """Who renders which tiles of a batch.
+    """Who renders which tiles of a batch, and how deep.
 
     cameras: of the batch's views, in order. tiles: [views + 1], where each view's tiles begin in the batch's list
     (view-major, row-major). cuts: [ranks + 1] ascending positions in that list; rank r has cuts[r]:cuts[r + 1].
+    limits: by view, the greatest view depth that each of its tiles needs ([tiles] real), or None; empty for no limits.
     """
 
     cameras: tuple[Camera, ...]
     tiles: tuple[int, ...]
     cuts: tuple[int, ...]
+    limits: tuple[torch.Tensor | None, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -35,6 +37,10 @@ class Regions:
         lo = max(self.cuts[rank], self.tiles[view]) - self.tiles[view]
         hi = min(self.cuts[rank + 1], self.tiles[view + 1]) - self.tiles[view]
         return torch.arange(lo, max(lo, hi), dtype=torch.int32)
+
+    def limit(self, view: int) -> torch.Tensor | None:
+        """Greatest view depth that each tile of the view needs, [tiles] real; None for no limit."""
+        return self.limits[view] if self.limits else None
 
     def owner(self, view: int) -> torch.Tensor:
         """Rank of each tile of the view, [tiles] int64."""

@@ -25,7 +25,7 @@ class Grendel(GaussianLevel):
     def step(self, queue: ViewQueue) -> StepReport:
         ctx, clock = self.ctx, self.ctx.clock
         views = queue.take(queue.peek(ctx.batch))
-        regions = self.balance.cut(views, [ctx.cameras[v] for v in views])
+        regions = self._limited(views, self.balance.cut(views, [ctx.cameras[v] for v in views]))
         self._segment_seconds = 0.0
         received, route = self._exchange_splats(regions, self.workspaces)
         rendered = self._raster(views, regions, received, self.options.ssim_halo)
@@ -34,6 +34,7 @@ class Grendel(GaussianLevel):
         self._update(regions, route, partials)
         with clock("rebalance"):
             self.balance.learn(views, regions, self._segment_seconds, rendered.work)
+            self._learn_occlusion(views, regions, rendered.rasters)
             self._redistribute()
         visible = sum(s.count for s in route.splats)
         return StepReport(ctx.batch, 1, rendered.loss, visible, rendered.instances)

@@ -12,6 +12,7 @@ from cuda_src.workspace import Workspace
 from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
 from strategies.gaussians import Gaussians
 from strategies.info import Options
+from strategies.training.occlusion import OcclusionHistory, with_instances
 from strategies.training.optimizer import RowAdam
 from strategies.training.schedule import sh_degree
 from strategies.views import ViewQueue
@@ -27,7 +28,8 @@ class Single(Strategy):
         # A workspace a view of the step: its gradients live until the optimizer has read them all.
         self.workspaces = [Workspace(self.device) for _ in range(ctx.batch)]
         self.shared = Workspace(self.device)
-        self.optimizer = RowAdam(ctx.training, ctx.kernels, ctx.extent, self.shared)
+        self.optimizer = RowAdam(ctx.training, ctx.kernels, ctx.extent, self.shared, one_view=ctx.batch == 1)
+        self.occlusion = OcclusionHistory(ctx.training)
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
         self._images_seen = 0
 
@@ -40,10 +42,14 @@ class Single(Strategy):
             with clock("project"):
                 splats = op.project(kernels, self.gaussians.parameters, self.gaussians.ids, camera, degree, work)
             with clock("bin"):
-                bins = op.bin_splats(kernels, splats, camera, work)
+                limits = self.occlusion.limits(view)
+                bins = op.bin_splats(kernels, splats, camera, work, depth_limit=limits)
+                if limits is not None:
+                    splats, bins = with_instances(splats, bins)
             with clock("raster_forward"):
                 raster = op.raster_forward(kernels, splats, bins, camera, work)
                 image = raster.colour + raster.transmittance[..., None] * self.background
+                self.occlusion.observe(view, raster, camera)
             with clock("loss"):
                 target = self.images.region(view, Rect.whole(camera), self.device)
                 mask = self.images.mask(view, Rect.whole(camera), self.device)
@@ -53,10 +59,7 @@ class Single(Strategy):
                     kernels, splats, bins, raster, camera, loss.gradient, work, self.background
                 )
             with clock("project_backward"):
-                gradients = op.project_backward(
-                    kernels, self.gaussians.parameters, splats, camera, degree, partial, work
-                )
-                self.optimizer.add(splats.rows, gradients)
+                self.optimizer.add_splats(self.gaussians, splats, camera, degree, partial, work)
             losses.append(loss.value.clone())
             visible, instances = visible + splats.count, instances + bins.instances
         with clock("optimize"):
@@ -77,6 +80,7 @@ class Single(Strategy):
 
     def load(self, reader: ShardReader) -> None:
         self.gaussians = Gaussians.from_reader(reader, self.device, self.ctx.kernels.dtype)
+        self.occlusion.clear()
 
     @property
     def images_seen(self) -> int:

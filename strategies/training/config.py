@@ -25,6 +25,8 @@ class Training(BaseModel):
     footprint: Literal["ellipse", "square"] = "ellipse"
     t_stop: float = Field(1e-4, ge=0, lt=1)
     """Transmittance at which compositing stops; 0 stops below 1e-20."""
+    occlusion: Literal["off", "history"] = "off"
+    """Whether what lay hidden in a tile at a view's last visit is left out of that tile at the next."""
     ssim_weight: float = Field(0.2, ge=0, le=1)
     sh_degree: int = Field(3, ge=0, le=3)
     sh_every: int = Field(1000, ge=0)

@@ -10,6 +10,7 @@ import torch
 from cuda_src import operators as op
 from strategies.base import Context
 from strategies.distribution.regions import Regions
+from strategies.training.occlusion import with_instances
 from strategies.training.optimizer import RowAdam
 from strategies.unified.arenas import Arena
 from strategies.unified.frames import Frame
@@ -34,9 +35,14 @@ class Place:
     def project(self, regions: Regions, degree: int) -> Addressed:
         """Project the rows that lie here, and test which places' tiles each splat meets."""
         arena, kernels, splats, bins = self.arena, self.kernels, [], []
-        for camera, work in zip(regions.cameras, arena.works, strict=False):
-            splats.append(op.project(kernels, arena.gaussians.parameters, arena.rows, camera, degree, work))
-            bins.append(op.bin_splats(kernels, splats[-1], camera, work))
+        for view, (camera, work) in enumerate(zip(regions.cameras, arena.works, strict=False)):
+            seen = op.project(kernels, arena.gaussians.parameters, arena.rows, camera, degree, work)
+            limit = regions.limit(view)
+            listed = op.bin_splats(kernels, seen, camera, work, depth_limit=limit)
+            if limit is not None:
+                seen, listed = with_instances(seen, listed)
+            splats.append(seen)
+            bins.append(listed)
         return addressed(splats, bins, regions)
 
     def bin(self, regions: Regions, route: Route) -> dict[int, tuple[op.Splats, op.Bins]]:
@@ -46,7 +52,8 @@ class Place:
             tiles = regions.of(self.number, view)
             if len(tiles):
                 splats = route.received(view, self.number)
-                binned[view] = splats, op.bin_splats(self.kernels, splats, camera, work, tiles)
+                limit = regions.limit(view)
+                binned[view] = splats, op.bin_splats(self.kernels, splats, camera, work, tiles, depth_limit=limit)
         return binned
 
     def composite(self, regions: Regions, binned: Mapping[int, tuple[op.Splats, op.Bins]]) -> dict[int, Frame]:

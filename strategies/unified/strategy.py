@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +13,7 @@ from strategies.distribution.regions import Regions, cut_regions
 from strategies.distribution.tile_costs import TileCosts, tile_work
 from strategies.gaussians import Gaussians
 from strategies.info import Options
+from strategies.training.occlusion import OcclusionHistory
 from strategies.training.schedule import sh_degree
 from strategies.unified.arenas import Arena, Streams, join
 from strategies.unified.frames import Frames
@@ -33,13 +35,15 @@ class Unified(Strategy):
             raise ValueError(lacking)
         self.ctx, self.images, self.options = ctx, images, options
         self.costs = TileCosts()
+        self.occlusion = OcclusionHistory(ctx.training)
         self._images_seen = 0
         self._allot(source.count, lambda rows, device: Gaussians.from_source(source, rows, device, ctx.kernels.dtype))
 
     def step(self, queue: ViewQueue) -> StepReport:
         ctx, clock, ledger, each = self.ctx, self.ctx.clock, self.ctx.comm.ledger, self.streams.launch
         views = queue.take(queue.peek(ctx.batch))
-        regions = self._cut(views, [ctx.cameras[v] for v in views])
+        limits = tuple(self.occlusion.limits(view) for view in views)
+        regions = replace(self._cut(views, [ctx.cameras[v] for v in views]), limits=limits)
         degree = sh_degree(ctx.training, self._images_seen)
         route = self._push_splats(regions, degree)
         frames = self._raster(regions, route)
@@ -81,6 +85,7 @@ class Unified(Strategy):
 
     def load(self, reader: ShardReader) -> None:
         everything = Gaussians.from_reader(reader, torch.device("cpu"), self.ctx.kernels.dtype)
+        self.occlusion.clear()
         self._allot(everything.count, lambda rows, device: everything.rows(rows))
 
     @property
@@ -132,12 +137,17 @@ class Unified(Strategy):
         return self.images.region(view, whole, device), self.images.mask(view, whole, device)
 
     def _learn(self, views: Sequence[int], regions: Regions, frames: Frames) -> None:
-        """Keep what each tile cost. Ranges follow one another in the order of places, as the batch's tiles do."""
-        if self.options.balance == "off":
-            return
-        costs = [
-            tile_work(frame.raster, frame.bins.tiles, regions.cameras[view])
-            for of_place in frames
-            for view, frame in sorted(of_place.items())
-        ]
-        self.costs.keep(views, regions, torch.cat(costs))
+        """Keep what each tile cost, and how deep it must be rendered.
+
+        Ranges follow one another in the order of places, as the batch's tiles do.
+        """
+        parts = [(view, frame) for of_place in frames for view, frame in sorted(of_place.items())]
+        if self.options.balance == "work":
+            costs = [tile_work(frame.raster, frame.bins.tiles, regions.cameras[view]) for view, frame in parts]
+            self.costs.keep(views, regions, torch.cat(costs))
+        if self.occlusion.on:
+            limits = [
+                self.occlusion.examined(views[view], frame.raster, regions.cameras[view], frame.bins.tiles)
+                for view, frame in parts
+            ]
+            self.occlusion.keep(views, torch.cat(limits).split([c.tiles for c in regions.cameras]))

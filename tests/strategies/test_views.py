@@ -68,6 +68,15 @@ def test_a_view_that_occurs_twice_is_taken_once():
     assert queue.peek(3) == [1, 1, 2]
 
 
+def test_kept_passes_show_nothing_of_the_next_before_the_last_view_is_taken():
+    queue = ViewQueue([1, 2, 3], shuffle=False, keep_passes=True)
+    assert queue.peek(8) == [1, 2, 3]
+    queue.take([1, 3])
+    assert queue.peek(8) == [2]
+    queue.take([2])
+    assert queue.peek(2) == [1, 2]
+
+
 def test_taking_what_was_not_seen_is_an_error():
     queue = ViewQueue([1, 2, 3], seed=0)
     with pytest.raises(ValueError, match="not in list"):
