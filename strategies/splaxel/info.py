@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from strategies.info import Options, StrategyInfo
+from strategies.training.config import Training
 
 
 class SplaxelOptions(Options):
@@ -48,6 +49,22 @@ class SplaxelOptions(Options):
         return self
 
 
+def refuses(options: Any, ranks: int, batch: int) -> str | None:
+    """Consolidated views are steps of their own."""
+    assert isinstance(options, SplaxelOptions)
+    if options.window > 1 and batch > 1:
+        return f"window {options.window} runs views as steps of their own; batch {batch} is one step of several views"
+    return None
+
+
+def refuses_training(options: Any, training: Training) -> str | None:
+    """Views that run together equal views one by one only if the ranks that are idle in one do not move in it."""
+    assert isinstance(options, SplaxelOptions)
+    if options.window > 1 and training.optimizer == "dense":
+        return f"window {options.window} leaves ranks idle in a view; optimizer dense moves every Gaussian in each"
+    return None
+
+
 INFO = StrategyInfo(
     name="splaxel",
     summary="pixel-level exchange: boxes of space render partial images, pixels cross, Gaussians stay",
@@ -55,4 +72,6 @@ INFO = StrategyInfo(
     implementation="strategies.splaxel.strategy:Splaxel",
     engines=("local", "gloo", "virtual"),
     exact_when="boundary: exact, order: tree, saturation: off and training.t_stop: 0, on any number of ranks",
+    refuses=refuses,
+    refuses_training=refuses_training,
 )

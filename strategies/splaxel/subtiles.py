@@ -57,6 +57,23 @@ def tile_pixels(tiles: torch.Tensor, camera: Camera) -> torch.Tensor:
     return grid.repeat_interleave(TILE, dim=0).repeat_interleave(TILE, dim=1)[: camera.height, : camera.width]
 
 
+def pixels_near(tiles: torch.Tensor, camera: Camera, distance: int) -> torch.Tensor:
+    """Pixels within `distance` (half a tile to a tile), corners included, of the flagged tiles: [tiles] -> [H, W] bool.
+
+    The first TILE - distance pixels of a tile are near the tile before it, the last ones near the one behind it, and
+    those in the middle near both.
+    """
+    grid = tiles.view(camera.tiles_y, camera.tiles_x)
+    lengths = torch.tensor([TILE - distance, 2 * distance - TILE, TILE - distance])
+    for axis, size in ((0, camera.tiles_y), (1, camera.tiles_x)):
+        edge = torch.zeros_like(grid.narrow(axis, 0, 1))
+        before = grid | torch.cat([edge, grid.narrow(axis, 0, size - 1)], dim=axis)
+        behind = grid | torch.cat([grid.narrow(axis, 1, size - 1), edge], dim=axis)
+        parts = torch.stack([before, before | behind, behind], dim=axis + 1).flatten(axis, axis + 1)
+        grid = parts.repeat_interleave(lengths.repeat(size), dim=axis)
+    return grid[: camera.height, : camera.width]
+
+
 def touched_by(pixels: torch.Tensor, camera: Camera) -> torch.Tensor:
     """The grid of sub-tiles that hold at least one flagged pixel of [H, W]."""
     rows, columns = grid_shape(camera)

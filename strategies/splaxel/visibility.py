@@ -164,8 +164,8 @@ def depth_interval(camera: Camera, directions: torch.Tensor, corners: np.ndarray
     return torch.stack([enter, leave], dim=-1)
 
 
-def footprint_rectangles(kernels: KernelSet, records: torch.Tensor, camera: Camera) -> torch.Tensor:
-    """Pixels a splat may be blended at, [V, 4] float64: x0, y0, x1, y1, inside the image.
+def footprint_rectangles(kernels: KernelSet, records: torch.Tensor, camera: Camera, clip: bool = True) -> torch.Tensor:
+    """Pixels a splat may be blended at, [V, 4] float64: x0, y0, x1, y1; clip: inside the image.
 
     `ellipse`: bounds of the level set alpha = alpha_min. `square`: whole tiles, since a listed tile blends the splat
     wherever alpha allows it.
@@ -181,6 +181,8 @@ def footprint_rectangles(kernels: KernelSet, records: torch.Tensor, camera: Came
         half = table[:, layout.RECORD_RADIUS, None] + PIXEL_SLACK
         low = torch.floor((centre - half) / TILE) * TILE
         high = torch.ceil((centre + half) / TILE) * TILE
+    if not clip:
+        return torch.cat([low, high], dim=1)
     size = torch.tensor([camera.width, camera.height], dtype=torch.float64, device=table.device)
     zero = torch.zeros_like(size)
     return torch.cat([low.clamp(zero, size), high.clamp(zero, size)], dim=1)
