@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from harness.records.schema import METRICS, Measurement, RecordImage, SceneFacts
 from harness.runner.ranks import Ranks
 from harness.runner.result import write_result
 from harness.runner.whereabouts import Whereabouts
+from harness.scenes.held import HeldImages
 from harness.scenes.load import load_scene
 from harness.scenes.ply import read_gaussians
 from harness.scenes.points import PointSource
@@ -99,6 +100,8 @@ class Job:
         """The cell's scene and the Gaussians it starts from: its points, or its ready (or prepared) Gaussians."""
         self.phase("loading the scene")
         scene = load_scene(self.cell.scene, self.cell.size, self.device)
+        if self.device.type == "cuda" and scene.images is not None:
+            scene = replace(scene, images=HeldImages(scene.images, scene.cameras))
         source: GaussianSource | None
         if self.prepared is not None:
             source = read_gaussians(self.prepared / "gaussians.ply")

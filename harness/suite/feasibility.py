@@ -52,7 +52,8 @@ def skip_reason(cell: Cell, info: StrategyInfo, machine: Machine) -> str | None:
     if cell.precision == "float64" and cell.kernels != "reference":
         return f"kernels {cell.kernels}: precision float64 needs reference"
     options = info.options.model_validate(cell.options)
-    if reason := info.refuses(options, cell.ranks, cell.batch) or info.lacks(options, cell.device):
+    reason = info.refuses(options, cell.ranks, cell.batch) or info.refuses_training(options, cell.training)
+    if reason := reason or info.lacks(options, cell.device):
         return reason
     return _lacking_hardware(cell, machine)
 
