@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# What needs a GPU: builds the kernels, runs the tests marked gpu, memcheck and racecheck on small views, and suites.
+#
+#   tests/gpu_check.sh OUTDIR COMMIT [SUITE ...]
+#
+# OUTDIR gets log.txt, and records.tar.gz with the records and reports of the suites (paths, or names in suites/).
+# COMMIT is written down beside them. Each part has a time limit; the exit code is 0 when every part went well.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+out=${1:?"usage: tests/gpu_check.sh OUTDIR COMMIT [SUITE ...]"}
+commit=${2:?"usage: tests/gpu_check.sh OUTDIR COMMIT [SUITE ...]"}
+shift 2
+mkdir -p "$out"
+exec > >(tee "$out/log.txt") 2>&1
+python=${PYTHON:-python3}
+failed=0
+
+part() { # seconds, name, command ...
+    local limit=$1 name=$2 begun=$SECONDS
+    shift 2
+    if timeout "$limit" "$@"; then
+        echo "== $name: ok, $((SECONDS - begun)) s"
+    else
+        echo "== $name: FAILED with exit code $?, $((SECONDS - begun)) s"
+        failed=1
+    fi
+}
+
+echo "commit $commit"
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+part 180 build "$python" -m harness build
+workers=()
+"$python" -c 'import xdist' 2>/dev/null && workers=(-n 8)
+part "${TESTS_SECONDS:-300}" tests "$python" -m pytest -m gpu "${workers[@]}" tests
+
+if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck; do
+        part "${SANITIZER_SECONDS:-120}" "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$python" tests/cuda_src/small_view.py
+    done
+else
+    echo "== compute-sanitizer: not installed, skipped"
+fi
+
+records=$(mktemp -d)
+for suite in "$@"; do
+    [[ -f $suite ]] || suite=suites/$suite.yaml
+    part "${SUITE_SECONDS:-400}" "$suite" "$python" -m harness run "$suite" --device cuda \
+        --out "$records/$(basename "$suite" .yaml)"
+done
+if [[ $# -gt 0 ]]; then
+    echo "$commit" >"$records/commit.txt"
+    tar -czf "$out/records.tar.gz" -C "$records" --exclude='*/cells/*/images' .
+fi
+exit $failed
