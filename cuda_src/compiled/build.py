@@ -31,7 +31,7 @@ ARCHITECTURE_VARIABLE = "SPLAT_HARNESS_CUDA_ARCH"
 LIBRARY = "kernels.so"
 RESOURCES = "resources.txt"
 LOSS_WINDOWS = {"exact": 0, "tile": 1, "l1": 2}
-_C_TYPES = {ctypes.c_float: "float", ctypes.c_int: "int"}
+_C_TYPES: dict[type, str] = {ctypes.c_float: "float", ctypes.c_int: "int"}
 
 
 class BuildError(RuntimeError):
@@ -73,10 +73,11 @@ def generated_header() -> str:
     lines = ["// Generated from cuda_src/camera.py, layout.py and compiled/view.py.", "#pragma once", ""]
     lines += [f"constexpr int {name} = {value};" for name, value in values.items()]
     lines += ["", "struct View {"]
-    for name, kind in ((field[0], field[1]) for field in View._fields_):
-        length = getattr(kind, "_length_", None)
-        element = _C_TYPES[kind if length is None else kind._type_]
-        lines.append(f"    {element} {name}{'' if length is None else f'[{length}]'};")
+    for name, kind, *_ in View._fields_:
+        if issubclass(kind, ctypes.Array):
+            lines.append(f"    {_C_TYPES[kind._type_]} {name}[{kind._length_}];")
+        else:
+            lines.append(f"    {_C_TYPES[kind]} {name};")
     return "\n".join([*lines, "};", ""])
 
 

@@ -21,15 +21,15 @@ struct TileLists {
 // The pixel of this thread: warp w has the sub-tile in row w / 2 and column w % 2.
 struct Pixel {
     int x, y;
-    int64_t index;
     bool inside;
+    __device__ int64_t index(const View& view) const { return static_cast<int64_t>(y) * view.width + x; }
 };
 
 __device__ inline Pixel pixel_of(const View& view, int tile) {
     int sub_tile = warp_index(), lane = lane_index();
     int x = tile % view.tiles_x * TILE + (sub_tile & 1) * SUBTILE_WIDTH + lane % SUBTILE_WIDTH;
     int y = tile / view.tiles_x * TILE + (sub_tile >> 1) * SUBTILE_HEIGHT + lane / SUBTILE_WIDTH;
-    return {x, y, static_cast<int64_t>(y) * view.width + x, x < view.width && y < view.height};
+    return {x, y, x < view.width && y < view.height};
 }
 
 struct Batch {
@@ -45,7 +45,7 @@ __device__ inline unsigned reached_subtiles(const View& view, int tile, float4 s
     float reach = __logf(opacity / view.alpha_min) * 1.0001f + 1e-4f;
     float down = -b * __fdividef(1.f, c), across = -b * __fdividef(1.f, a);
     unsigned mask = 0u;
-#pragma unroll 2  // All eight at once would hold the registers that decide how many blocks a multiprocessor has.
+#pragma unroll 1  // All eight at once would hold the registers that decide how many blocks a multiprocessor has.
     for (int s = 0; s < TILE_THREADS / WARP; ++s) {
         float x0 = tile % view.tiles_x * TILE + (s & 1) * SUBTILE_WIDTH + 0.5f - shape.x;
         float y0 = tile / view.tiles_x * TILE + (s >> 1) * SUBTILE_HEIGHT + 0.5f - shape.y;
@@ -61,17 +61,18 @@ __device__ inline unsigned reached_subtiles(const View& view, int tile, float4 s
     return mask;
 }
 
-// Bring instances [first, first + size) of the splat list into the batch. Every thread of the block calls it.
-__device__ inline void load_batch(Batch& batch, const View& view, const TileLists& lists, int tile, int64_t first,
+// Bring so many splats of a tile's list into the batch. Every thread of the block calls it.
+__device__ inline void load_batch(Batch& batch, const View& view, const float* records, int tile, const int* splats,
                                   int size) {
     __syncthreads();  // The batch before is done with.
-    if (threadIdx.x < size) batch.splat[threadIdx.x] = lists.splat[first + threadIdx.x];
+    if (threadIdx.x < size) batch.splat[threadIdx.x] = splats[threadIdx.x];
     __syncthreads();
     // Neighbouring threads read neighbouring columns of the same record.
     float* staged = reinterpret_cast<float*>(batch.records);
+#pragma unroll 2
     for (int i = threadIdx.x; i < size * RECORD; i += TILE_THREADS) {
         int row = i / RECORD, column = i % RECORD;
-        staged[row * STAGED + column] = lists.records[static_cast<int64_t>(batch.splat[row]) * RECORD + column];
+        staged[row * STAGED + column] = records[static_cast<int64_t>(batch.splat[row]) * RECORD + column];
     }
     __syncthreads();
     if (threadIdx.x < size) {
@@ -88,8 +89,8 @@ __device__ inline unsigned reaching(const Batch& batch, int first, int size) {
 }
 
 // Splats exist at a pixel only in its range of depths.
-__device__ inline float2 depth_range_at(const float2* ranges, const Pixel& pixel) {
-    return ranges != nullptr && pixel.inside ? ranges[pixel.index] : make_float2(-INFINITY, INFINITY);
+__device__ inline float2 depth_range_at(const View& view, const float2* ranges, const Pixel& pixel) {
+    return ranges != nullptr && pixel.inside ? ranges[pixel.index(view)] : make_float2(-INFINITY, INFINITY);
 }
 
 struct Density {

@@ -72,31 +72,33 @@ struct Seen {
     int degree;
 };
 
-// In the warp's stage, row by lane, the gradients of splats first ... first + 31; returns how many there are. row: of
-// this lane's splat.
-__device__ int stage_gradients(const View& view, const float* parameters, const Seen& seen, int64_t first, float* stage,
-                               int64_t& row) {
-    int present = static_cast<int>(min(seen.count - first, static_cast<int64_t>(WARP)));
+// In the warp's stage, row by lane, the gradients of the `present` splats from `first` on. row: of this lane's splat.
+__device__ void stage_gradients(const View& view, const float* parameters, const Seen& seen, int64_t first, int present,
+                                int64_t row, float* stage) {
     bool mine = lane_index() < present;
     int64_t splat = first + (mine ? lane_index() : 0);
-    row = seen.rows[splat];
     fetch_rows(stage, parameters, row, present, SH + 3 * (seen.degree + 1) * (seen.degree + 1));
     float record[RECORD], g[GRADIENT];
     for (int i = 0; i < RECORD; ++i) record[i] = seen.records[splat * RECORD + i];
     for (int i = 0; i < GRADIENT; ++i) g[i] = seen.gradients[splat * GRADIENT + i];
     await_rows();
     if (mine) differentiate(view, seen.degree, record, g, stage + lane_index() * PARAMETERS);
-    return present;
+}
+
+__device__ int present_from(const Seen& seen, int64_t first) {
+    return static_cast<int>(min(seen.count - first, static_cast<int64_t>(WARP)));
 }
 
 __global__ void __launch_bounds__(STAGE_THREADS) project_gradient(View view, const float* parameters, Seen seen,
                                                                  float* out) {
     __shared__ float stages[STAGE_THREADS * PARAMETERS];
     float* stage = stages + warp_index() * WARP * PARAMETERS;
-    int64_t step = static_cast<int64_t>(gridDim.x) * STAGE_THREADS, row;
+    int64_t step = static_cast<int64_t>(gridDim.x) * STAGE_THREADS;
     int64_t first = static_cast<int64_t>(blockIdx.x) * STAGE_THREADS + warp_index() * WARP;
     for (; first < seen.count; first += step) {
-        int present = stage_gradients(view, parameters, seen, first, stage, row);
+        int present = present_from(seen, first);
+        int64_t row = seen.rows[first + min(lane_index(), present - 1)];
+        stage_gradients(view, parameters, seen, first, present, row, stage);
         store_rows(out + first * PARAMETERS, stage, present, PARAMETERS);
     }
 }
@@ -109,11 +111,17 @@ __global__ void __launch_bounds__(STAGE_THREADS) move_seen(View view, Tables tab
     float own_rates[ROW_STEPS];
     lane_rates(rates, own_rates);
     RowRule once = rule_of(rule, 1);
-    int64_t step = static_cast<int64_t>(gridDim.x) * STAGE_THREADS, row;
+    int64_t step = static_cast<int64_t>(gridDim.x) * STAGE_THREADS;
     int64_t first = static_cast<int64_t>(blockIdx.x) * STAGE_THREADS + warp_index() * WARP;
     for (; first < seen.count; first += step) {
-        int present = stage_gradients(view, tables.parameters, seen, first, stage, row);
+        int present = present_from(seen, first);
+        int64_t row = seen.rows[first + min(lane_index(), present - 1)];
         bool moves = lane_index() < present;
+        if (moves) {
+            expect_row(tables.moment1, row);
+            expect_row(tables.moment2, row);
+        }
+        stage_gradients(view, tables.parameters, seen, first, present, row, stage);
         if (touched_only && moves) {
             moves = false;
             for (int i = 0; i < PARAMETERS; ++i) moves |= stage[lane_index() * PARAMETERS + i] != 0.f;

@@ -62,9 +62,9 @@ __global__ void __launch_bounds__(TILE_THREADS, 4) uncomposite(View view, TileLi
     __shared__ int longest[TILE_THREADS / WARP];
     int tile = lists.tiles[blockIdx.x];
     Pixel pixel = pixel_of(view, tile);
-    int64_t first = lists.starts[blockIdx.x];
+    const int* splats = lists.splat + lists.starts[blockIdx.x];
 
-    int last = pixel.inside ? lasts[pixel.index] : 0;
+    int last = pixel.inside ? lasts[pixel.index(view)] : 0;
     int warp_last = __reduce_max_sync(ALL_LANES, last);
     if (lane_index() == 0) longest[warp_index()] = warp_last;
     __syncthreads();
@@ -72,25 +72,26 @@ __global__ void __launch_bounds__(TILE_THREADS, 4) uncomposite(View view, TileLi
     for (int w = 0; w < TILE_THREADS / WARP; ++w) tile_last = max(tile_last, longest[w]);
     if (tile_last == 0) return;
 
-    float2 range = depth_range_at(ranges, pixel);
+    float2 range = depth_range_at(view, ranges, pixel);
     float red = 0.f, green = 0.f, blue = 0.f, by_depth = 0.f, transmittance = 0.f, behind = 0.f;
     if (pixel.inside) {
-        red = upstream.colour[3 * pixel.index];
-        green = upstream.colour[3 * pixel.index + 1];
-        blue = upstream.colour[3 * pixel.index + 2];
-        if (upstream.depth != nullptr) by_depth = upstream.depth[pixel.index];
-        float by_transmittance = upstream.transmittance != nullptr ? upstream.transmittance[pixel.index] : 0.f;
+        int64_t at = pixel.index(view);
+        red = upstream.colour[3 * at];
+        green = upstream.colour[3 * at + 1];
+        blue = upstream.colour[3 * at + 2];
+        if (upstream.depth != nullptr) by_depth = upstream.depth[at];
+        float by_transmittance = upstream.transmittance != nullptr ? upstream.transmittance[at] : 0.f;
         if (upstream.background != nullptr) {
-            const float* c = upstream.background + pixel.index * upstream.background_stride;
+            const float* c = upstream.background + at * upstream.background_stride;
             by_transmittance += red * c[0] + green * c[1] + blue * c[2];
         }
-        transmittance = transmittances[pixel.index];
+        transmittance = transmittances[at];
         behind = by_transmittance * transmittance;
     }
 
     for (int batch_end = tile_last; batch_end > 0; batch_end -= TILE_THREADS) {
         int batch_first = max(batch_end - TILE_THREADS, 0), size = batch_end - batch_first;
-        load_batch(batch, view, lists, tile, first + batch_first, size);
+        load_batch(batch, view, lists.records, tile, splats + batch_first, size);
         for (int group = (size - 1) / WARP * WARP; group >= 0; group -= WARP) {
             if (batch_first + group >= warp_last) continue;
             unsigned entries = reaching(batch, group, size);

@@ -11,24 +11,25 @@ struct Pictures {
     float* stop_depth;
 };
 
-__global__ void __launch_bounds__(TILE_THREADS, 4) composite(View view, TileLists lists, const float* start,
+__global__ void __launch_bounds__(TILE_THREADS, 5) composite(View view, TileLists lists, const float* start,
                                                           const uint8_t* subtiles, const float2* ranges, Pictures out) {
     __shared__ Batch batch;
     int tile = lists.tiles[blockIdx.x];
     Pixel pixel = pixel_of(view, tile);
-    int64_t first = lists.starts[blockIdx.x], end = lists.starts[blockIdx.x + 1];
+    const int* splats = lists.splat + lists.starts[blockIdx.x];
+    int length = static_cast<int>(lists.starts[blockIdx.x + 1] - lists.starts[blockIdx.x]);
 
-    float transmittance = start != nullptr && pixel.inside ? start[pixel.index] : 1.f;
-    float2 range = depth_range_at(ranges, pixel);
+    float transmittance = start != nullptr && pixel.inside ? start[pixel.index(view)] : 1.f;
+    float2 range = depth_range_at(view, ranges, pixel);
     float red = 0.f, green = 0.f, blue = 0.f, depth = 0.f, stop_depth = INFINITY;
     int last = 0;
     bool rendered = subtiles == nullptr || (subtiles[tile] >> warp_index() & 1);
     bool done = !pixel.inside || !rendered;
 
-    for (int64_t offset = first; offset < end; offset += TILE_THREADS) {
+    for (int offset = 0; offset < length; offset += TILE_THREADS) {
         if (__syncthreads_and(done)) break;
-        int size = static_cast<int>(min(end - offset, static_cast<int64_t>(TILE_THREADS)));
-        load_batch(batch, view, lists, tile, offset, size);
+        int size = min(length - offset, TILE_THREADS);
+        load_batch(batch, view, lists.records, tile, splats + offset, size);
         for (int group = 0; group < size && !__all_sync(ALL_LANES, done); group += WARP) {
             unsigned entries = reaching(batch, group, size);
             while (entries) {
@@ -51,19 +52,20 @@ __global__ void __launch_bounds__(TILE_THREADS, 4) composite(View view, TileList
                 blue += weight * tail.x;
                 depth += weight * tail.y;
                 transmittance = after;
-                last = static_cast<int>(offset - first) + entry + 1;
+                last = offset + entry + 1;
             }
         }
     }
     if (!pixel.inside) return;
-    out.colour[3 * pixel.index] = red;
-    out.colour[3 * pixel.index + 1] = green;
-    out.colour[3 * pixel.index + 2] = blue;
-    out.transmittance[pixel.index] = transmittance;
-    out.depth[pixel.index] = depth;
-    out.stopped[pixel.index] = stop_depth < INFINITY;
-    out.last[pixel.index] = last;
-    out.stop_depth[pixel.index] = stop_depth;
+    int64_t at = pixel.index(view);
+    out.colour[3 * at] = red;
+    out.colour[3 * at + 1] = green;
+    out.colour[3 * at + 2] = blue;
+    out.transmittance[at] = transmittance;
+    out.depth[at] = depth;
+    out.stopped[at] = stop_depth < INFINITY;
+    out.last[at] = last;
+    out.stop_depth[at] = stop_depth;
 }
 
 EXPORT int raster_forward(Queue queue, const View* view, const int* tiles, int64_t count, const int64_t* starts,

@@ -1,4 +1,4 @@
-"""Compiling the portable kernels once, before the first cell, so that no cell's clock or timeout meets the compiler."""
+"""Compiling kernels once, before the first cell, so that no cell's clock or timeout meets the compiler."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from harness.runner.failure import clean_log, last_exception, log_lines
 from harness.runner.launch import Launched, worker_environment
 
 FOLDER = "compile"
-COMPILE = (
-    sys.executable,
-    "-c",
-    "from harness.runner.lifeline import end_with_the_runner; end_with_the_runner()\n"
-    "import cuda_src.portable; cuda_src.portable.compile_all()",
-)
+_FIRST = "from harness.runner.lifeline import end_with_the_runner; end_with_the_runner()\n"
+COMPILE = (sys.executable, "-c", _FIRST + "import cuda_src.portable; cuda_src.portable.compile_all()")
+"""Portable kernels: all of them, by Numba."""
+BUILD = (sys.executable, "-c", _FIRST + "from cuda_src.compiled.build import build; build()")
+"""Compiled kernels: the library, by nvcc."""
 QUIET_SECONDS = 4.0
 """A warm cache answers within this time, and is not worth a line."""
 

@@ -20,7 +20,7 @@ from harness.runner.console import Display, label
 from harness.runner.disk import NO_SPACE, drop_all_but_log, says_full
 from harness.runner.execute import Attempt, Command, execute
 from harness.runner.finished import ENDED_BADLY, MEASURED, Finished
-from harness.runner.kernels import COMPILE, compile_kernels
+from harness.runner.kernels import BUILD, COMPILE, compile_kernels
 from harness.runner.launch import worker_command
 from harness.runner.lock import locked
 from harness.runner.recording import Recorder
@@ -31,7 +31,7 @@ REPORT = "report"
 UNKNOWN_SECONDS = 60.0
 """What a cell is taken to need while none of its scenario has ended."""
 BUDGET = "budget"
-PORTABLE = "portable"
+PORTABLE, COMPILED = "portable", "compiled"
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,10 @@ class _Run:
             if self.records:
                 display.say(f"{len(self.records)} of {len(repeats)} found finished in {self.out}")
             to_run = [*preparations, *(planned for planned, _ in missing)]
-            if any(planned.skip is None and planned.cell.kernels == PORTABLE for planned in to_run):
-                compile_kernels(self.out, display, compile_command)
+            back_ends = {planned.cell.kernels for planned in to_run if planned.skip is None}
+            for back_end, command in ((PORTABLE, compile_command), (COMPILED, BUILD)):
+                if back_end in back_ends:
+                    compile_kernels(self.out, display, command)
             for planned in preparations:
                 self.prepared[planned.cell_id] = self._prepare(planned, display)
             for planned, repeat in missing:
