@@ -31,7 +31,7 @@ echo "commit $commit"
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 part 180 build "$python" -m harness build
 workers=()
-"$python" -c 'import xdist' 2>/dev/null && workers=(-n 8)
+"$python" -c 'import xdist' 2>/dev/null && workers=(-n "$(nproc)")
 part "${TESTS_SECONDS:-300}" tests "$python" -m pytest -m gpu "${workers[@]}" tests
 
 if command -v compute-sanitizer >/dev/null; then

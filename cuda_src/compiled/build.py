@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from cuda_src import camera, layout
 from cuda_src.cache import cache_directory
@@ -73,7 +74,8 @@ def generated_header() -> str:
     lines = ["// Generated from cuda_src/camera.py, layout.py and compiled/view.py.", "#pragma once", ""]
     lines += [f"constexpr int {name} = {value};" for name, value in values.items()]
     lines += ["", "struct View {"]
-    for name, kind, *_ in View._fields_:
+    fields: Any = View._fields_
+    for name, kind in fields:
         if issubclass(kind, ctypes.Array):
             lines.append(f"    {_C_TYPES[kind._type_]} {name}[{kind._length_}];")
         else:

@@ -9,7 +9,10 @@ constexpr int REACH = 5;                   // pixels that the window reaches on 
 constexpr int APRON = TILE + 2 * REACH;    // pixels along a side that a tile's windows see
 constexpr int AVERAGES = 4;                // of x, y, x^2 + y^2 and x y
 constexpr int DERIVATIVES = 3;             // by the averages of x, x^2 + y^2 and x y
-constexpr int RESIDENT = 4;                // blocks a multiprocessor: without a word the compiler spills for more
+constexpr int PITCH = APRON + 1;           // odd, so that a column of the apron meets no bank twice
+constexpr int COLUMNS = 8;                 // outputs side by side that a thread sums from one run of 18 reads
+constexpr int ROWS = 4;                    // and below one another, from 14
+constexpr int LOSS_THREADS = 3 * TILE * TILE / ROWS;  // a thread ROWS pixels of one colour
 constexpr int TOTAL_THREADS = 1024;        // one block adds up all tiles, always in the same order
 constexpr float SSIM_C1 = 0.01f * 0.01f, SSIM_C2 = 0.03f * 0.03f;
 
@@ -56,21 +59,34 @@ __device__ int2 window_limits(int x, int offset, int size) {
     return make_int2(max(lo, 0), min(lo + LOSS_BLOCK, size));
 }
 
-// The window's sums along one axis over values that lie `stride` apart around the one at `centre`; returns the sum of
-// its weights. CUT: it ends at the limits around x.
-template <bool CUT, int N>
-__device__ float along_window(const float* const (&values)[N], int centre, int stride, int x, int2 limits,
-                              float (&sums)[N]) {
-    float weights = CUT ? 0.f : 1.f;
-    for (int n = 0; n < N; ++n) sums[n] = 0.f;
+// Windowed sums of OUT neighbouring outputs along one axis, of N averages at once: `value(i, v)` leaves the N values of
+// the i-th of OUT + 2 REACH places in v, each read once. CUT: the windows end at the limits around each output, first of
+// them at x; weights: what is left of each window.
+template <bool CUT, int OUT, int N, typename Value>
+__device__ void slide(int x, int offset, int size, Value value, float (&sums)[OUT][N], float (&weights)[OUT]) {
 #pragma unroll
-    for (int k = -REACH; k <= REACH; ++k) {
-        if (CUT && (x + k < limits.x || x + k >= limits.y)) continue;
-        if (CUT) weights += tap(k);
+    for (int j = 0; j < OUT; ++j) {
+        weights[j] = CUT ? 0.f : 1.f;
 #pragma unroll
-        for (int n = 0; n < N; ++n) sums[n] += tap(k) * values[n][centre + k * stride];
+        for (int n = 0; n < N; ++n) sums[j][n] = 0.f;
     }
-    return weights;
+#pragma unroll
+    for (int i = 0; i < OUT + 2 * REACH; ++i) {
+        float v[N];
+        value(i, v);
+#pragma unroll
+        for (int j = 0; j < OUT; ++j) {
+            int k = i - j - REACH;
+            if (k < -REACH || k > REACH) continue;
+            if (CUT) {
+                int2 limits = window_limits(x + j, offset, size);
+                if (x + j + k < limits.x || x + j + k >= limits.y) continue;
+                weights[j] += tap(k);
+            }
+#pragma unroll
+            for (int n = 0; n < N; ++n) sums[j][n] += tap(k) * v[n];
+        }
+    }
 }
 
 struct Similarity {
@@ -119,74 +135,107 @@ __device__ bool is_needed(const Scene& s, int tile_x, int tile_y) {
     return false;
 }
 
+// The output pixels of a thread: ROWS below one another, of one colour.
+struct Strip {
+    int colour, column, row, x, y;
+};
+
+__device__ Strip strip_of_thread() {
+    int column = threadIdx.x % TILE, row = threadIdx.x / TILE % (TILE / ROWS) * ROWS;
+    return {static_cast<int>(threadIdx.x) / (TILE * TILE / ROWS), column, row,
+            static_cast<int>(blockIdx.x) * TILE + column, static_cast<int>(blockIdx.y) * TILE + row};
+}
+
 // derivatives: [3 colours x DERIVATIVES, H x W]. sums: [tiles, 3] of weighted L1, SSIM and weights of listed tiles.
 template <bool CUT>
-__global__ void __launch_bounds__(TILE_THREADS, RESIDENT) measure(Scene s, float* derivatives, float* sums) {
-    __shared__ float x_values[APRON * APRON], y_values[APRON * APRON];
-    __shared__ float squares[APRON * APRON], products[APRON * APRON];
-    __shared__ float rows[AVERAGES][APRON * TILE];
+__global__ void __launch_bounds__(LOSS_THREADS) measure(Scene s, float* derivatives, float* sums) {
+    // The apron is pitched so that neighbouring rows fall into different banks, and so are the columns of row sums.
+    __shared__ float x_values[3][APRON * PITCH], y_values[3][APRON * PITCH];
+    __shared__ float across[3][AVERAGES][TILE * PITCH];
     if (!is_needed(s, blockIdx.x, blockIdx.y)) return;
-    int column = threadIdx.x % TILE, row = threadIdx.x / TILE;
-    int x = blockIdx.x * TILE + column, y = blockIdx.y * TILE + row;
-    bool inside = x < s.width && y < s.height;
-    int64_t pixel = static_cast<int64_t>(y) * s.width + x, pixels = static_cast<int64_t>(s.width) * s.height;
-    float weight = inside ? weight_at(s, pixel) : 0.f;
-    float l1 = 0.f, ssim = 0.f;
-
-    for (int colour = 0; colour < 3; ++colour) {
-        if (inside) l1 += fabsf(s.image[3 * pixel + colour] - byte_value(s.target[3 * pixel + colour]));
-        if (s.kind == WINDOW_L1) continue;
-        __syncthreads();
-        for (int i = threadIdx.x; i < APRON * APRON; i += TILE_THREADS) {
-            int px = blockIdx.x * TILE - REACH + i % APRON, py = blockIdx.y * TILE - REACH + i / APRON;
+    int left = blockIdx.x * TILE, top = blockIdx.y * TILE;
+    if (s.kind != WINDOW_L1) {
+        for (int i = threadIdx.x; i < APRON * APRON * 3; i += LOSS_THREADS) {
+            int row = i / (APRON * 3), column = i % (APRON * 3) / 3, colour = i % 3;
+            int px = left - REACH + column, py = top - REACH + row;
             float a = -0.5f, b = -0.5f;
             if (is_seen(s, px, py)) {
                 int64_t at = 3 * (static_cast<int64_t>(py) * s.width + px) + colour;
                 a += s.image[at];
                 b += byte_value(s.target[at]);
             }
-            x_values[i] = a;
-            y_values[i] = b;
-            squares[i] = a * a + b * b;
-            products[i] = a * b;
+            x_values[colour][row * PITCH + column] = a;
+            y_values[colour][row * PITCH + column] = b;
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < APRON * TILE; i += TILE_THREADS) {
-            int px = blockIdx.x * TILE + i % TILE;
-            float sum[AVERAGES];
-            float norm = along_window<CUT, AVERAGES>({x_values, y_values, squares, products},
-                                                     i / TILE * APRON + i % TILE + REACH, 1, px,
-                                                     window_limits(px, s.offset_x, s.width), sum);
-            for (int n = 0; n < AVERAGES; ++n) rows[n][i] = CUT ? sum[n] / norm : sum[n];
-        }
-        __syncthreads();
-        if (!inside) continue;
-        float sum[AVERAGES];
-        float norm = along_window<CUT, AVERAGES>({rows[0], rows[1], rows[2], rows[3]}, (row + REACH) * TILE + column,
-                                                 TILE, y, window_limits(y, s.offset_y, s.height), sum);
-        float scale = -s.ssim_weight * weight * s.share / 3.f;
-        if (CUT) {
-            for (int n = 0; n < AVERAGES; ++n) sum[n] /= norm;
-            // What spreads back is divided by the window's weights on both axes, too.
-            float across = 0.f;
-            int2 limits = window_limits(x, s.offset_x, s.width);
-            for (int k = -REACH; k <= REACH; ++k) {
-                if (x + k >= limits.x && x + k < limits.y) across += tap(k);
+        for (int i = threadIdx.x; i < 3 * APRON * (TILE / COLUMNS); i += LOSS_THREADS) {
+            int row = i % APRON, first = i / APRON % (TILE / COLUMNS) * COLUMNS, colour = i / (APRON * (TILE / COLUMNS));
+            const float *xs = x_values[colour] + row * PITCH + first, *ys = y_values[colour] + row * PITCH + first;
+            float sum[COLUMNS][AVERAGES], weight[COLUMNS];
+            slide<CUT>(
+                left + first, s.offset_x, s.width,
+                [&](int k, float(&v)[AVERAGES]) {
+                    v[0] = xs[k];
+                    v[1] = ys[k];
+                    v[2] = v[0] * v[0] + v[1] * v[1];
+                    v[3] = v[0] * v[1];
+                },
+                sum, weight);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+#pragma unroll
+                for (int n = 0; n < AVERAGES; ++n) {
+                    across[colour][n][(first + j) * PITCH + row] = CUT ? sum[j][n] / weight[j] : sum[j][n];
+                }
             }
-            scale /= norm * across;
         }
-        Similarity found = similarity(sum[0], sum[1], sum[2], sum[3]);
-        ssim += found.value;
-        float* own = derivatives + colour * DERIVATIVES * pixels + pixel;
-        own[0] = scale * found.by_mean;
-        own[pixels] = scale * found.by_squares;
-        own[2 * pixels] = scale * found.by_product;
+        __syncthreads();
+    }
+    Strip strip = strip_of_thread();
+    float sum[ROWS][AVERAGES], weight[ROWS];
+    if (s.kind != WINDOW_L1) {
+        slide<CUT>(
+            strip.y, s.offset_y, s.height,
+            [&](int k, float(&v)[AVERAGES]) {
+#pragma unroll
+                for (int n = 0; n < AVERAGES; ++n) v[n] = across[strip.colour][n][strip.column * PITCH + strip.row + k];
+            },
+            sum, weight);
+    }
+    float l1 = 0.f, ssim = 0.f, weights = 0.f;
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+        int y = strip.y + j;
+        if (strip.x >= s.width || y >= s.height) continue;
+        int64_t pixel = static_cast<int64_t>(y) * s.width + strip.x, at = 3 * pixel + strip.colour;
+        float own = weight_at(s, pixel);
+        l1 += own * fabsf(s.image[at] - byte_value(s.target[at]));
+        if (strip.colour == 0) weights += own;
+        if (s.kind == WINDOW_L1) continue;
+        float scale = -s.ssim_weight * own * s.share / 3.f;
+        if (CUT) {
+            // What spreads back is divided by the window's weights on both axes, too.
+            int2 limits = window_limits(strip.x, s.offset_x, s.width);
+            float along = 0.f;
+            for (int k = -REACH; k <= REACH; ++k) {
+                if (strip.x + k >= limits.x && strip.x + k < limits.y) along += tap(k);
+            }
+            scale /= weight[j] * along;
+            for (int n = 0; n < AVERAGES; ++n) sum[j][n] /= weight[j];
+        }
+        Similarity found = similarity(sum[j][0], sum[j][1], sum[j][2], sum[j][3]);
+        ssim += own * found.value;
+        int64_t pixels = static_cast<int64_t>(s.width) * s.height;
+        float* left_here = derivatives + strip.colour * DERIVATIVES * pixels + pixel;
+        left_here[0] = scale * found.by_mean;
+        left_here[pixels] = scale * found.by_squares;
+        left_here[2 * pixels] = scale * found.by_product;
     }
     int tile = blockIdx.y * s.tiles_x + blockIdx.x;
     if (!is_listed(s, tile)) return;
-    float total_l1 = block_sum<TILE_THREADS>(weight * l1);
-    float total_ssim = block_sum<TILE_THREADS>(weight * ssim);
-    float total_weight = block_sum<TILE_THREADS>(weight);
+    float total_l1 = block_sum<LOSS_THREADS>(l1);
+    float total_ssim = block_sum<LOSS_THREADS>(ssim);
+    float total_weight = block_sum<LOSS_THREADS>(weights);
     if (threadIdx.x == 0) {
         sums[3 * tile] = total_l1;
         sums[3 * tile + 1] = total_ssim;
@@ -196,48 +245,59 @@ __global__ void __launch_bounds__(TILE_THREADS, RESIDENT) measure(Scene s, float
 
 // The mask scales a pixel's gradient besides its loss: a masked pixel is left alone by its neighbours' windows.
 template <bool CUT>
-__global__ void __launch_bounds__(TILE_THREADS, RESIDENT) differentiate(Scene s, const float* derivatives, float* gradient) {
-    __shared__ float apron[DERIVATIVES][APRON * APRON];
-    __shared__ float rows[DERIVATIVES][APRON * TILE];
-    int column = threadIdx.x % TILE, row = threadIdx.x / TILE;
-    int x = blockIdx.x * TILE + column, y = blockIdx.y * TILE + row;
-    bool inside = x < s.width && y < s.height;
-    int64_t pixel = static_cast<int64_t>(y) * s.width + x, pixels = static_cast<int64_t>(s.width) * s.height;
-    bool listed = is_listed(s, blockIdx.y * s.tiles_x + blockIdx.x);
-    float weight = inside && listed ? weight_at(s, pixel) : 0.f;
-    float l1_share = s.kind == WINDOW_L1 ? 1.f : 1.f - s.ssim_weight;
-
-    for (int colour = 0; colour < 3; ++colour) {
-        float value = 0.f;
-        if (listed && s.kind != WINDOW_L1) {
-            const float* own = derivatives + colour * DERIVATIVES * pixels;
-            __syncthreads();
-            for (int i = threadIdx.x; i < APRON * APRON; i += TILE_THREADS) {
-                int px = blockIdx.x * TILE - REACH + i % APRON, py = blockIdx.y * TILE - REACH + i / APRON;
-                bool seen = is_seen(s, px, py);
-                int64_t at = static_cast<int64_t>(py) * s.width + px;
-                for (int n = 0; n < DERIVATIVES; ++n) apron[n][i] = seen ? own[n * pixels + at] : 0.f;
-            }
-            __syncthreads();
-            float sum[DERIVATIVES];
-            for (int i = threadIdx.x; i < APRON * TILE; i += TILE_THREADS) {
-                int px = blockIdx.x * TILE + i % TILE;
-                along_window<CUT, DERIVATIVES>({apron[0], apron[1], apron[2]}, i / TILE * APRON + i % TILE + REACH, 1,
-                                               px, window_limits(px, s.offset_x, s.width), sum);
-                for (int n = 0; n < DERIVATIVES; ++n) rows[n][i] = sum[n];
-            }
-            __syncthreads();
-            if (inside) {
-                along_window<CUT, DERIVATIVES>({rows[0], rows[1], rows[2]}, (row + REACH) * TILE + column, TILE, y,
-                                               window_limits(y, s.offset_y, s.height), sum);
-                value = sum[0] + 2.f * (s.image[3 * pixel + colour] - 0.5f) * sum[1] +
-                        (byte_value(s.target[3 * pixel + colour]) - 0.5f) * sum[2];
-            }
+__global__ void __launch_bounds__(LOSS_THREADS) differentiate(Scene s, const float* derivatives, float* gradient) {
+    __shared__ float apron[3 * DERIVATIVES][APRON * PITCH];
+    __shared__ float across[3 * DERIVATIVES][TILE * PITCH];
+    int left = blockIdx.x * TILE, top = blockIdx.y * TILE;
+    int64_t pixels = static_cast<int64_t>(s.width) * s.height;
+    bool listed = is_listed(s, blockIdx.y * s.tiles_x + blockIdx.x), windows = listed && s.kind != WINDOW_L1;
+    if (windows) {
+        for (int i = threadIdx.x; i < APRON * APRON; i += LOSS_THREADS) {
+            int row = i / APRON, column = i % APRON, px = left - REACH + column, py = top - REACH + row;
+            bool seen = is_seen(s, px, py);
+            const float* from = derivatives + static_cast<int64_t>(py) * s.width + px;
+#pragma unroll
+            for (int n = 0; n < 3 * DERIVATIVES; ++n) apron[n][row * PITCH + column] = seen ? from[n * pixels] : 0.f;
         }
-        if (!inside) continue;
-        float difference = listed ? s.image[3 * pixel + colour] - byte_value(s.target[3 * pixel + colour]) : 0.f;
-        float sign = (difference > 0.f) - (difference < 0.f);
-        gradient[3 * pixel + colour] = listed ? weight * (value + l1_share * weight * sign * s.share / 3.f) : 0.f;
+        __syncthreads();
+        for (int i = threadIdx.x; i < 3 * DERIVATIVES * APRON * (TILE / COLUMNS); i += LOSS_THREADS) {
+            int row = i % APRON, first = i / APRON % (TILE / COLUMNS) * COLUMNS, n = i / (APRON * (TILE / COLUMNS));
+            const float* values = apron[n] + row * PITCH + first;
+            float sum[COLUMNS][1], weight[COLUMNS];
+            slide<CUT>(
+                left + first, s.offset_x, s.width, [&](int k, float(&v)[1]) { v[0] = values[k]; }, sum, weight);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) across[n][(first + j) * PITCH + row] = sum[j][0];
+        }
+        __syncthreads();
+    }
+    Strip strip = strip_of_thread();
+    float sum[ROWS][DERIVATIVES], weight[ROWS];
+    if (windows) {
+        slide<CUT>(
+            strip.y, s.offset_y, s.height,
+            [&](int k, float(&v)[DERIVATIVES]) {
+#pragma unroll
+                for (int n = 0; n < DERIVATIVES; ++n) {
+                    v[n] = across[strip.colour * DERIVATIVES + n][strip.column * PITCH + strip.row + k];
+                }
+            },
+            sum, weight);
+    }
+    float l1_share = s.kind == WINDOW_L1 ? 1.f : 1.f - s.ssim_weight;
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+        int y = strip.y + j;
+        if (strip.x >= s.width || y >= s.height) continue;
+        int64_t pixel = static_cast<int64_t>(y) * s.width + strip.x, at = 3 * pixel + strip.colour;
+        float value = 0.f;
+        if (listed) {
+            float a = s.image[at], b = byte_value(s.target[at]), own = weight_at(s, pixel);
+            float sign = (a - b > 0.f) - (a - b < 0.f);
+            float by_ssim = windows ? sum[j][0] + 2.f * (a - 0.5f) * sum[j][1] + (b - 0.5f) * sum[j][2] : 0.f;
+            value = own * (by_ssim + l1_share * own * sign * s.share / 3.f);
+        }
+        gradient[at] = value;
     }
 }
 
@@ -282,9 +342,9 @@ EXPORT int l1_ssim(Queue queue, const float* image, const uint8_t* target, const
     CHECK(cudaMemsetAsync(sums, 0, 3 * image_tiles * sizeof(float), queue.stream));
     dim3 grid(tiles_x, tiles_y);
     bool blocks = kind == WINDOW_TILE;
-    (blocks ? measure<true> : measure<false>)<<<grid, TILE_THREADS, 0, queue.stream>>>(scene, derivatives, sums);
+    (blocks ? measure<true> : measure<false>)<<<grid, LOSS_THREADS, 0, queue.stream>>>(scene, derivatives, sums);
     CHECK(cudaGetLastError());
-    (blocks ? differentiate<true> : differentiate<false>)<<<grid, TILE_THREADS, 0, queue.stream>>>(scene, derivatives,
+    (blocks ? differentiate<true> : differentiate<false>)<<<grid, LOSS_THREADS, 0, queue.stream>>>(scene, derivatives,
                                                                                                  gradient);
     CHECK(cudaGetLastError());
     add_up<<<1, TOTAL_THREADS, 0, queue.stream>>>(scene, sums, image_tiles, totals);
