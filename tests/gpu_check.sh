@@ -4,7 +4,7 @@
 #   tests/gpu_check.sh OUTDIR COMMIT [SUITE ...]
 #
 # OUTDIR gets log.txt, and records.tar.gz with the records and reports of the suites (paths, or names in suites/).
-# COMMIT is written down beside them. Each part has a time limit; the exit code is 0 when every part went well.
+# COMMIT stands in every record. Each part has a time limit; the exit code is 0 when every part went well.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,6 +28,7 @@ part() { # seconds, name, command ...
 }
 
 echo "commit $commit"
+[[ -e .git ]] || echo "$commit" >COMMIT  # Records of a tree that came without its repository name it all the same.
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 part 180 build "$python" -m harness build
 workers=()
@@ -50,7 +51,6 @@ for suite in "$@"; do
         --out "$records/$(basename "$suite" .yaml)"
 done
 if [[ $# -gt 0 ]]; then
-    echo "$commit" >"$records/commit.txt"
     tar -czf "$out/records.tar.gz" -C "$records" --exclude='*/cells/*/images' .
 fi
 exit $failed

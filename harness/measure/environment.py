@@ -166,17 +166,23 @@ def visible_gpus(setting: str | None, uuids: Sequence[str]) -> list[int]:
     return seen
 
 
+COMMIT_FILE = "COMMIT"
+
+
 def commit(folder: Path | None = None) -> str:
     """The checkout's commit, 12 digits, with `+changes` when files outside results/ and reports/ differ from it.
 
-    folder: of the checkout; by default the one that holds this package. The distribution's version where the package
-    is not part of a checkout.
+    folder: of the checkout; by default the one that holds this package. Without a repository, what the file COMMIT in
+    that folder says (tests/gpu_check.sh leaves it in trees that travelled without one), else the distribution's
+    version.
     """
     root = folder or Path(__file__).resolve().parents[2]
     # A package installed below some other project's checkout must not take that project's commit.
     if (root / ".git").exists() and (revision := _git(root, "rev-parse", "HEAD")):
         changes = _git(root, "status", "--porcelain", "--", ".", *_NOT_SOURCES)
         return revision[:12] + ("+changes" if changes else "")
+    if (root / COMMIT_FILE).is_file():
+        return (root / COMMIT_FILE).read_text().strip()[:12]
     return _version(DISTRIBUTION) or "unknown"
 
 

@@ -11,14 +11,18 @@ import stat
 from pathlib import Path
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
 from cuda_src import layout
 from cuda_src.camera import TILE
 from cuda_src.compiled import build as building
+from cuda_src.compiled.bindings import call, library
 from cuda_src.compiled.build import Build, BuildError, build, content_key, generated_header, source_files
 from cuda_src.compiled.resources import kernel_resources, recorded
 from cuda_src.compiled.view import View
 from cuda_src.nvcc import find_nvcc
+from harness.cli import app
 
 FLOAT64_ALLOWED: dict[str, str] = {}
 """Source files whose PTX may hold float64, with the reason."""
@@ -156,6 +160,28 @@ def test_without_a_compiler_the_reason_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(building, "find_nvcc", lambda: None)
     with pytest.raises(BuildError, match=r"need nvcc; none in CUDA_HOME, on the PATH or among NVIDIA's wheels$"):
         build()
+
+
+def test_without_a_gpu_an_operator_says_that_it_needs_one():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(BuildError, match="need a GPU"):
+        library()
+
+
+def test_tensors_of_the_cpu_are_refused_by_name():
+    with pytest.raises(ValueError, match="work on CUDA tensors, not on cpu"):
+        call("adam_rows", torch.device("cpu"))
+
+
+def test_the_command_prints_the_librarys_path_and_the_reason_where_there_is_none(compiler, monkeypatch):
+    done = CliRunner().invoke(app, ["build", "--arch", "80"])
+    assert done.exit_code == 0
+    assert Path(done.output.strip()).read_text() == "library\n"
+    monkeypatch.setattr(building, "find_nvcc", lambda: None)
+    failed = CliRunner().invoke(app, ["build"])
+    assert failed.exit_code == 2
+    assert "need nvcc" in failed.output
 
 
 def test_the_compiler_is_found_among_nvidias_wheels(monkeypatch, tmp_path):

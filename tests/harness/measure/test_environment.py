@@ -105,6 +105,11 @@ def test_the_commit_says_whether_sources_changed_and_results_do_not_count(checko
     assert commit(checkout) == f"{clean}+changes"
 
 
+def test_a_tree_without_a_repository_says_its_commit_in_a_file(tmp_path):
+    (tmp_path / "COMMIT").write_text("0123456789abcdef\n")
+    assert commit(tmp_path) == "0123456789ab"
+
+
 def test_without_a_checkout_the_version_stands_for_the_commit(tmp_path):
     assert "+changes" not in commit(tmp_path)
     assert commit(tmp_path) != ""
