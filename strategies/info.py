@@ -22,6 +22,11 @@ class BrokenPluginError(Exception):
     """A strategy of another package cannot be had; the text is one sentence for the user."""
 
 
+def cpu_only(options: Any, device: str) -> str | None:
+    """`lacks` of a strategy that has not been brought to GPUs."""
+    return "computes on the CPU only in this version" if device == "cuda" else None
+
+
 @dataclass(frozen=True)
 class StrategyInfo:
     """A strategy, as the suite and the runner need to know it.

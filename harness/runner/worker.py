@@ -39,7 +39,7 @@ def main(folder: Path) -> int:
     cell = Cell.model_validate(json.loads((folder / "cell.json").read_text())["cell"])
     try:
         if cell.engine == "virtual":
-            VirtualWorld(cell.ranks).run(lambda comm: run_rank(folder, comm))
+            VirtualWorld(cell.ranks).run(lambda comm: run_rank(folder, comm), cell.device)
         elif cell.engine == "local":
             run_rank(folder, LocalCommunicator(torch.device(cell.device), places=cell.ranks))
         else:

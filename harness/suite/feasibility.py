@@ -49,6 +49,8 @@ def skip_reason(cell: Cell, info: StrategyInfo, machine: Machine) -> str | None:
         return f"engine {cell.engine}: not offered by {info.name}"
     if cell.engine == "local" and cell.ranks > 1 and info.processes == "per_device":
         return "engine local: one rank only"
+    if cell.engine == "gloo" and cell.device == "cuda":
+        return "several GPUs need an engine between GPUs, which this version does not have; gloo is for CPUs"
     if cell.precision == "float64" and cell.kernels != "reference":
         return f"kernels {cell.kernels}: precision float64 needs reference"
     options = info.options.model_validate(cell.options)

@@ -65,6 +65,14 @@ def refuses_training(options: Any, training: Training) -> str | None:
     return None
 
 
+def lacks(options: Any, device: str) -> str | None:
+    """The fused raster exists on the CPU; the rest is Grendel's."""
+    assert isinstance(options, BytesplatOptions)
+    if options.raster == "fused" and device == "cuda":
+        return "raster fused: not among the compiled kernels of this version"
+    return None
+
+
 INFO = StrategyInfo(
     name="bytesplat",
     summary="Grendel's exchange with less traffic: fused raster, sparse gradients, hardware-aware pruning",
@@ -72,6 +80,7 @@ INFO = StrategyInfo(
     implementation="strategies.bytesplat.strategy:ByteSplat",
     engines=("local", "gloo", "virtual"),
     exact_when="prune: off, loss_window: exact and any codec but bf16, with either raster, on any number of ranks",
+    lacks=lacks,
     refuses=refuses,
     refuses_training=refuses_training,
 )
