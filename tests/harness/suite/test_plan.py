@@ -76,7 +76,11 @@ def test_the_engine_is_the_strategys_best_that_fits(
         ("engine: gloo", NO_GPU, "engine gloo: not offered by single"),
         ("strategy: loom, engine: local, ranks: 2", NO_GPU, "engine local: one rank only"),
         ("strategy: weaver, engine: nccl", NO_GPU, "engine nccl: needs a GPU a rank, device is cpu"),
-        ("strategy: loom, ranks: 2", SERVER, "several GPUs need an engine between GPUs"),
+        (
+            "strategy: loom, ranks: 2",
+            SERVER,
+            "several GPUs need an engine between GPUs, which this version does not have; gloo is for CPUs",
+        ),
         ("strategy: weaver, ranks: 4", SERVER, "needs 4 GPUs, 2 present"),
         ("device: cuda", NO_GPU, "needs 1 GPU, 0 present"),
         ("strategy: weaver, ranks: 4, engine: virtual", SERVER, None),
