@@ -30,7 +30,7 @@ PARAMETER_GROUPS = {
 }
 
 # A splat: one Gaussian as one view sees it. The first nine columns carry gradients and cross the wire both ways
-# (36 B); depth and radius go forward only (8 B), as in Grendel's exchange (mechanisms, section 1).
+# (36 B); depth and radius go forward only (8 B), as in Grendel's exchange.
 RECORD_MEAN2D = slice(0, 2)
 RECORD_CONIC = slice(2, 5)
 """Inverse of the dilated 2-D covariance: xx, xy, yy."""

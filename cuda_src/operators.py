@@ -305,7 +305,7 @@ def raster_fused(
 
     Equal to the three operators one after another with the same window. A tile's gradient waits for the rows below
     that its windows see, so tiles are done in rows: forward of row r, then backward of the rows whose windows are
-    complete (ByteSplat's fusion with SSIM exact; mechanisms, section 3, design 1). ValueError unless the listed tiles
+    complete (ByteSplat's fusion with SSIM exact). ValueError unless the listed tiles
     are the whole image, or none, or the window is `l1`: another rank's pixels are not at hand.
     """
     if window.kind != "l1" and len(bins.tiles) not in (0, camera.tiles):

@@ -3,7 +3,7 @@
 F(row r) composites a row of tiles. The loss then fills in its gradient as far down as its windows are complete, and
 B(row t) takes every row of tiles whose gradient is: with exact SSIM t = r - 1, since its gradient sees 10 px <= 16;
 with blocks that lie across rows of tiles t may be r - 2. So three rows of tiles hold all that lives at once
-(ByteSplat's fusion by rows; mechanisms, section 3, design 1). The same loops run as in the separate operators.
+(ByteSplat's fusion by rows). The same loops run as in the separate operators.
 """
 
 from __future__ import annotations

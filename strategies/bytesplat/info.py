@@ -12,7 +12,7 @@ KIB = 1024
 
 
 class BytesplatOptions(ExchangeOptions):
-    """Mechanisms of ByteSplat on Grendel's exchange (mechanisms, section 3)."""
+    """Mechanisms of ByteSplat on Grendel's exchange."""
 
     unit: Literal["auto", "block", "row", "image"] = "auto"
     """What a region's border may not split; `auto` is an image when there are as many views as ranks, else a tile."""

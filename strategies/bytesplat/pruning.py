@@ -2,7 +2,7 @@
 
 A tile whose list is over the budget gives each of its Gaussians the benefit 1 / excess: the fewer have to go, the more
 each is worth. What a Gaussian costs is its importance, the sum of alpha T over views and pixels. Gaussians go in order
-of benefit / importance until the target share of tiles fits (ByteSplat; mechanisms, section 3). The control removes as
+of benefit / importance until the target share of tiles fits (ByteSplat). The control removes as
 many by importance alone. Every rank decides alike, from statistics gathered by id.
 """
 

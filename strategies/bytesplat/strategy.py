@@ -1,4 +1,4 @@
-"""`bytesplat`: Grendel's exchange with less traffic on and between chips (mechanisms, section 3)."""
+"""`bytesplat`: Grendel's exchange with less traffic on and between chips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How partial gradients travel back: `dense`, `bitmap`, `index` or `bf16` (mechanisms, section 3).
+"""How partial gradients travel back: `dense`, `bitmap`, `index` or `bf16`.
 
 Rows lie in groups, one for each (destination, view), in the order of the records that came forward; both sides know
 the groups' sizes. A codec moves the rows; the receiver learns which of the rows arrived and adds them up at once.

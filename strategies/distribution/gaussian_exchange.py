@@ -1,6 +1,6 @@
 """Gaussian-level exchange: splat records go to the ranks whose pixels they touch, gradients come back.
 
-One mechanism for Grendel and ByteSplat: ownership x regions x codec (mechanisms, sections 1 and 3).
+One mechanism for Grendel and ByteSplat: ownership x regions x codec.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Splats that cross a face: `boundary: exact` shows them to every rank whose box their plate meets.
 
 After RetinaGS (Li et al. 2024): the oracle blends by mean depth, so the splat belongs, pixel by pixel, to the box that
-holds the ray's point at that depth (mechanisms, section 2). Records go out, gradients come home.
+holds the ray's point at that depth. Records go out, gradients come home.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Partial images become one, front to back, and its gradient becomes theirs (mechanisms, section 2).
+"""Partial images become one, front to back, and its gradient becomes theirs.
 
 A partial image m has at each pixel a colour C_m, a transmittance T_m and whether its compositing stopped. With
 A_m the product of T_k over those in front, C = sum A_m C_m + A_end background. A stopped partial never lets T below

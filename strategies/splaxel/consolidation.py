@@ -1,4 +1,4 @@
-"""View consolidation: views that share no participant run at once (Splaxel; mechanisms, section 2)."""
+"""View consolidation: views that share no participant run at once (Splaxel)."""
 
 from __future__ import annotations
 

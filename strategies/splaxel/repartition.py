@@ -1,4 +1,4 @@
-"""Boxes cut anew when the ranks' work has drifted apart (Splaxel; mechanisms, section 2)."""
+"""Boxes cut anew when the ranks' work has drifted apart (Splaxel)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Saturation redundancy: sub-tiles of a box that no light reaches are left out of later visits of the view.
 
-Splaxel's masks (mechanisms, section 2): behind a stopped prefix, or one whose transmittance is below eps, a box is
+Splaxel's masks: behind a stopped prefix, or one whose transmittance is below eps, a box is
 neither rendered nor exchanged nor supervised. The rank that counts a tile judges it; one bit a (box, sub-tile) is
 told to all, so that masks are known alike everywhere and positions stay implied.
 """

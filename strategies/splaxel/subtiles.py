@@ -11,7 +11,7 @@ import torch
 from cuda_src.camera import TILE, Camera
 
 WIDTH, HEIGHT = 8, 4
-"""Pixels of a sub-tile: whole 16 x 16 tiles catch a fraction of what is saturated (mechanisms, section 2)."""
+"""Pixels of a sub-tile: whole 16 x 16 tiles catch a fraction of what is saturated."""
 COLUMNS, ROWS = TILE // WIDTH, TILE // HEIGHT
 _BITS = torch.arange(ROWS * COLUMNS)
 

@@ -1,7 +1,7 @@
 """What a view sees of each box: its region of the image, its stretch of every ray, and the plates of its splats.
 
 A region needs no communication: frustum and box are convex, so the projected vertices of their intersection bound it
-(Splaxel; mechanisms, section 2).
+(Splaxel).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which place holds which rows of the one table (mechanisms, section 4).
+"""Which place holds which rows of the one table.
 
 Rows are numbered through one address range of 236 B a row. A row belongs to the place that holds its first byte; the
 row at the border of two stripes spans both.
