@@ -50,8 +50,8 @@ def headlines(rows: pd.DataFrame, measurements: pd.DataFrame, raw: pd.DataFrame)
         start = seen[seen["images_seen"] == 0].groupby(["cell", "record"])["value"].last()
         cells[f"initial_{metric}"] = start.groupby("cell").median()
     cells["noise"] = _noise(raw[raw["record"].isin(ok)] if len(raw) else raw).reindex(cells.index)
-    steps = cells["views_per_second"] / cells["optimizer_steps_per_second"]
-    cells["views_a_step"] = steps.fillna(cells["batch"])
+    # A step may take several views though the batch is one, and even as many optimizer steps (view consolidation).
+    cells["views_a_step"] = (cells["views_per_second"] * cells["step_seconds"]).fillna(cells["batch"])
     _traffic(cells, usable)
     cells["label"] = cell_labels(cells)
     cells["title"] = group_titles(cells)

@@ -16,7 +16,11 @@ def moved(metric: str, stage: str, place: int, peer: int, value: float) -> Measu
 
 
 def rates(views: float, steps: float) -> list[Measurement]:
-    return [Measurement.of("views_per_second", views), Measurement.of("optimizer_steps_per_second", steps)]
+    return [
+        Measurement.of("views_per_second", views),
+        Measurement.of("optimizer_steps_per_second", steps),
+        Measurement.of("step_seconds", 1.0 / steps),
+    ]
 
 
 @pytest.fixture
@@ -43,6 +47,16 @@ def test_bytes_a_view_are_those_of_a_step_over_its_views_without_the_diagonal(tw
     cells = frames.read([two_places.folder]).cells
     assert list(cells["bytes_a_view"]) == [pytest.approx((600 + 200 + 80) / 4)]
     assert list(cells["imbalance"]) == [pytest.approx(680 / 440)]
+
+
+def test_bytes_a_view_of_consolidated_views_are_over_those_that_ran_together(run):
+    together = [
+        Measurement.of("views_per_second", 8.0),
+        Measurement.of("optimizer_steps_per_second", 8.0),
+        Measurement.of("step_seconds", 0.2),
+    ]
+    run.add([*together, moved("payload_bytes", "exchange_forward", 0, 1, 320.0)], strategy="splaxel", ranks=2)
+    assert list(frames.read([run.folder]).cells["bytes_a_view"]) == [pytest.approx(200.0)]
 
 
 def test_batch_is_the_views_of_a_step_when_rates_are_missing(run):
