@@ -43,11 +43,15 @@ def uniform(seed: int, stream: int, counters: torch.Tensor) -> torch.Tensor:
 
 
 def normal(seed: int, stream: int, counters: torch.Tensor) -> torch.Tensor:
-    """Standard normal, float32, by Box and Muller from the counter's 64 bits (two 24-bit uniforms)."""
+    """Standard normal, float32, by Box and Muller from the counter's 64 bits (two 24-bit uniforms).
+
+    Computed in float64 and rounded: float32 logarithms and cosines differ in the last bit between a vector register
+    and its tail, and so would depend on which counters are asked for together.
+    """
     raw = bits(seed, stream, counters)
-    u = (_shift(raw, 40).to(torch.float32) + 1.0) * (1.0 / (1 << 24))
-    v = (_shift(raw, 8) & 0xFFFFFF).to(torch.float32) * (1.0 / (1 << 24))
-    return torch.sqrt(-2.0 * torch.log(u)) * torch.cos((2.0 * math.pi) * v)
+    u = (_shift(raw, 40).to(torch.float64) + 1.0) * (1.0 / (1 << 24))
+    v = (_shift(raw, 8) & 0xFFFFFF).to(torch.float64) * (1.0 / (1 << 24))
+    return (torch.sqrt(-2.0 * torch.log(u)) * torch.cos((2.0 * math.pi) * v)).to(torch.float32)
 
 
 def permutation(seed: int, stream: int, n: int) -> torch.Tensor:

@@ -94,8 +94,8 @@ class CityGaussians:
         half_turn = math.pi * uniform(seed, _STREAM_TURN, ids)
         out[:, QUATERNION] = _turned(surfaces.frame[surface], half_turn)
         # Most are nearly opaque, with a tail towards transparent.
-        opacity = 0.99 - 0.9 * uniform(seed, _STREAM_OPACITY, ids) ** 4
-        out[:, OPACITY_LOGIT] = torch.logit(opacity)
+        opacity = 0.99 - 0.9 * uniform(seed, _STREAM_OPACITY, ids).double() ** 4
+        out[:, OPACITY_LOGIT] = torch.logit(opacity).float()
         out[:, SH_DC] = (_colours(city, surfaces, surface, position, surfaces.spacing) - 0.5) * (1.0 / SH_C0)
         for column in range(SH_REST.start, SH_REST.stop):
             out[:, column] = 0.02 * normal(seed, _STREAM_SH + column, ids)
@@ -162,5 +162,6 @@ def _dome_points(city: CityBlocks, count: int) -> tuple[torch.Tensor, torch.Tens
 def _turned(frame: torch.Tensor, half_angle: torch.Tensor) -> torch.Tensor:
     """Quaternions [n, 4] turned about their own third axis by twice the angle [n]."""
     w, x, y, z = frame.T
-    c, s = torch.cos(half_angle), torch.sin(half_angle)
+    # In float64, like `normal`: the last bit must not depend on what is read together.
+    c, s = (f(half_angle.double()).float() for f in (torch.cos, torch.sin))
     return torch.stack([w * c - z * s, x * c + y * s, y * c - x * s, z * c + w * s], dim=1)
