@@ -75,7 +75,7 @@ def train_oracle(scene, steps: int, **settings):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("unit", ["block", "row", "image"])
 def test_free_running_float64_grendel_equals_single(scene, ranks, unit):
-    steps = 6 if ranks == 7 else 20
+    steps = 20
     strategies, losses, image = train(scene, ranks, steps, unit=unit)
     single, expected, truth = train_oracle(scene, steps)
     assert torch.allclose(losses, expected, atol=1e-10)
@@ -106,7 +106,7 @@ def test_float32_gradients_and_images_equal_single_from_the_same_parameters(scen
     """Design's definition (a): every step starts from the oracle's parameters. With beta1 = 0 Adam's first moment is
     the gradient itself."""
     training = Training(sh_every=0, beta1=0.0)
-    steps = 20 if ranks < 7 else 5
+    steps = 20
     single = oracle(scene, PORTABLE, training)
     order, starts, gradients, images = queue(scene), [], [], []
     for step in range(steps):
