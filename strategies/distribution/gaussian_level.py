@@ -209,12 +209,10 @@ class GaussianLevel(Strategy):
 
     def _update(self, regions: Regions, route: Route, partials: Sequence[torch.Tensor]) -> None:
         """Move this rank's Gaussians by the gradients of its splats of every view."""
-        kernels, clock = self.ctx.kernels, self.ctx.clock
+        clock = self.ctx.clock
         for splats, camera, partial, work in zip(route.splats, regions.cameras, partials, self.workspaces, strict=True):
             with clock("project_backward"):
-                parameters = self.gaussians.parameters
-                rows = op.project_backward(kernels, parameters, splats, camera, self.degree, partial, work)
-                self.optimizer.add(splats.rows, rows)
+                self.optimizer.add_splats(self.gaussians, splats, camera, self.degree, partial, work)
         with clock("optimize"):
             self._images_seen += self.ctx.batch
             self.optimizer.step(self.gaussians, self._images_seen)

@@ -94,10 +94,8 @@ class Place:
 
     def project_backward(self, regions: Regions, degree: int, own: Addressed, partials: Sequence[torch.Tensor]) -> None:
         """From the gradients of this place's splats, by view, to those of its rows."""
-        parameters = self.arena.gaussians.parameters
         for splats, camera, partial, work in zip(own.splats, regions.cameras, partials, self.arena.works, strict=True):
-            rows = op.project_backward(self.kernels, parameters, splats, camera, degree, partial, work)
-            self.optimizer.add(splats.rows, rows)
+            self.optimizer.add_splats(self.arena.gaussians, splats, camera, degree, partial, work)
 
     def optimize(self, images_seen: int) -> None:
         """One optimizer step on the rows that lie here."""
