@@ -1,4 +1,4 @@
-"""Numba: scalar mathematics written once, compiled for CPU threads (and, later, for CUDA).
+"""Numba: scalar mathematics written once, compiled for CPU threads (here) and for CUDA (`on_cuda`).
 
 Importing this package chooses where Numba keeps compiled kernels; nothing is compiled before the first call.
 """
@@ -16,15 +16,34 @@ from cuda_src.portable.compositing_gradient import raster_backward  # noqa: E402
 from cuda_src.portable.fused import raster_fused  # noqa: E402
 from cuda_src.portable.loss import l1_ssim  # noqa: E402
 from cuda_src.portable.projection import project, project_backward  # noqa: E402
+from cuda_src.portable.statistics import densification_statistics  # noqa: E402
+from cuda_src.reference.exchange import (  # noqa: E402  On its own tile lists; the rest is copies.
+    keep_records,
+    pack_gradients,
+    pack_records,
+    route_splats,
+    sum_gradients,
+    unpack_records,
+)
+from cuda_src.reference.packing import pack_rows, unpack_rows  # noqa: E402  Copies, which torch makes as well.
 
 __all__ = [
     "adam_rows",
     "bin_splats",
     "compile_all",
+    "densification_statistics",
+    "keep_records",
     "l1_ssim",
+    "pack_gradients",
+    "pack_records",
+    "pack_rows",
     "project",
     "project_backward",
     "raster_backward",
     "raster_forward",
     "raster_fused",
+    "route_splats",
+    "sum_gradients",
+    "unpack_records",
+    "unpack_rows",
 ]

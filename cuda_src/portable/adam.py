@@ -10,6 +10,7 @@ import torch
 from cuda_src import layout
 from cuda_src.operators import KernelSet
 from cuda_src.portable.arrays import array
+from cuda_src.portable.placement import by_device
 from cuda_src.portable.scalar import f32, loop
 from cuda_src.portable.scalar_adam import adam, usable_gradient
 from cuda_src.portable.threads import even_ranges, run_ranges
@@ -38,7 +39,7 @@ def _update_rows(lo, hi, parameters, moment1, moment2, rows, gradients, views, r
             )
 
 
-def _powers(most_views: int, beta1: float, beta2: float, epsilon: float, images_seen: int) -> np.ndarray:
+def powers_by_views(most_views: int, beta1: float, beta2: float, epsilon: float, images_seen: int) -> np.ndarray:
     """Per number of views, [most_views + 1, 7] float32; in float64 first: 1 - 0.999 has few digits in float32."""
     v = np.maximum(np.arange(most_views + 1, dtype=np.float64), 1.0)
     root = np.sqrt(v)
@@ -54,6 +55,7 @@ def _powers(most_views: int, beta1: float, beta2: float, epsilon: float, images_
     return np.stack(columns, axis=1).astype(np.float32)
 
 
+@by_device
 def adam_rows(
     kernels: KernelSet,
     parameters: torch.Tensor,
@@ -79,7 +81,7 @@ def adam_rows(
         array(gradients),
         array(views),
         array(rates),
-        _powers(int(views.max()), beta1, beta2, epsilon, images_seen),
+        powers_by_views(int(views.max()), beta1, beta2, epsilon, images_seen),
         f32(1 / math.sqrt(1 - beta2**images_seen)),
     )
     run_ranges(

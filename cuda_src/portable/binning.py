@@ -14,6 +14,7 @@ import torch
 from cuda_src.camera import Camera
 from cuda_src.operators import Bins, KernelSet, Splats
 from cuda_src.portable.arrays import array, optional_map
+from cuda_src.portable.placement import by_device
 from cuda_src.portable.scalar import f32, loop, piece
 from cuda_src.portable.scalar_footprint import (
     ellipse_meets,
@@ -47,7 +48,7 @@ def _meets_subtile(mask, conic, radius, reach, ellipse, left, top, right, bottom
 
 
 @piece
-def _visit_tiles(record, alpha_min, ellipse, tile_index, limits, size, most, found):
+def visit_tiles(record, alpha_min, ellipse, tile_index, limits, size, most, found):
     """Listed tiles that the footprint meets, ascending, at most `most`; written to `found` as far as it reaches.
 
     tile_index: [tiles] int32, position of each tile of the image among the listed ones, -1 for the others.
@@ -94,7 +95,7 @@ def _visit_tiles(record, alpha_min, ellipse, tile_index, limits, size, most, fou
 @piece
 def count_tiles(record, alpha_min, ellipse, tile_index, limits, size, most):
     """How many listed tiles the footprint meets, counting no further than `most`."""
-    return _visit_tiles(record, alpha_min, ellipse, tile_index, limits, size, most, tile_index[:0])
+    return visit_tiles(record, alpha_min, ellipse, tile_index, limits, size, most, tile_index[:0])
 
 
 @loop
@@ -108,7 +109,7 @@ def _count_instances(lo, hi, records, alpha_min, ellipse, tile_index, limits, si
 def _list_instances(lo, hi, records, alpha_min, ellipse, tile_index, limits, size, splat_starts, slot_tile):
     for v in range(lo, hi):
         found = slot_tile[splat_starts[v] : splat_starts[v + 1]]
-        _visit_tiles(records[v], alpha_min, ellipse, tile_index, limits, size, -1, found)
+        visit_tiles(records[v], alpha_min, ellipse, tile_index, limits, size, -1, found)
 
 
 @piece
@@ -175,9 +176,10 @@ def all_tiles(camera: Camera, workspace: Workspace) -> torch.Tensor:
     return torch.arange(camera.tiles, out=workspace.take("tiles.all", (camera.tiles,), torch.int32))
 
 
-def _tile_index(camera: Camera, tiles: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+def tile_index(camera: Camera, tiles: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    """Position of each tile of the image among the listed ones, -1 for the others: [tiles] int32."""
     index = workspace.take("bin.tile_index", (camera.tiles,), torch.int32).fill_(-1)
-    index[tiles.long()] = torch.arange(len(tiles), dtype=torch.int32)
+    index[tiles.long()] = torch.arange(len(tiles), dtype=torch.int32, device=index.device)
     return index
 
 
@@ -191,6 +193,7 @@ def tile_limits(
     )
 
 
+@by_device
 def bin_splats(
     kernels: KernelSet,
     splats: Splats,
@@ -204,7 +207,7 @@ def bin_splats(
     if tiles is None:
         tiles = index = all_tiles(camera, workspace)
     else:
-        index = _tile_index(camera, tiles, workspace)
+        index = tile_index(camera, tiles, workspace)
     records, ids = array(splats.records), array(splats.ids)
     limits = tile_limits(workspace, subtiles, depth_limit)
     footprint = (f32(kernels.convention.alpha_min), kernels.footprint == "ellipse", index.numpy(), limits)

@@ -17,6 +17,7 @@ from cuda_src import layout
 from cuda_src.camera import SUBTILE_HEIGHT, SUBTILE_WIDTH, TILE, Camera
 from cuda_src.operators import Bins, KernelSet, Raster, Splats
 from cuda_src.portable.arrays import array, optional_map
+from cuda_src.portable.placement import by_device
 from cuda_src.portable.scalar import HALF, INFINITE, ONE, ZERO, exact_sum, f32, loop, piece
 from cuda_src.portable.scalar_compositing import blend
 from cuda_src.portable.scalar_footprint import footprint_reach, half_extent
@@ -221,6 +222,7 @@ def cut_off(kernels: KernelSet) -> tuple[np.float32, np.float32, np.float32]:
     return f32(convention.alpha_min), f32(convention.alpha_max), stop
 
 
+@by_device
 def raster_forward(
     kernels: KernelSet,
     splats: Splats,
@@ -230,6 +232,7 @@ def raster_forward(
     start_transmittance: torch.Tensor | None,
     subtiles: torch.Tensor | None,
     depth_range: torch.Tensor | None,
+    background: torch.Tensor | None = None,
 ) -> Raster:
     """See `cuda_src.operators.raster_forward`."""
     size = (camera.height, camera.width)
@@ -259,4 +262,7 @@ def raster_forward(
         composite_tiles(lo, hi, 0, *arrays, scratch[chunk], *maps, *limits, *outputs)
 
     run_ranges(kernels.threads, ranges, work)
+    if background is not None:
+        # In tiles that are not listed transmittance is zero.
+        raster.colour.addcmul_(raster.transmittance[..., None], background.to(raster.colour))
     return raster

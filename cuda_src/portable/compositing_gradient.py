@@ -12,7 +12,7 @@ import torch
 from cuda_src import layout
 from cuda_src.camera import TILE, Camera
 from cuda_src.operators import Bins, KernelSet, Raster, Splats
-from cuda_src.portable.arrays import array, optional_map
+from cuda_src.portable.arrays import array, flat_background, optional_map
 from cuda_src.portable.compositing import (
     HELD,
     PLANE,
@@ -25,8 +25,9 @@ from cuda_src.portable.compositing import (
     load_ranges,
     rows_reached,
 )
+from cuda_src.portable.placement import by_device
 from cuda_src.portable.scalar import HALF, LARGEST, ZERO, f32, finite_or_zero, loop, piece
-from cuda_src.portable.scalar_compositing import unblend
+from cuda_src.portable.scalar_compositing import record_gradient, unblend
 from cuda_src.portable.threads import run_ranges, weighted_ranges
 from cuda_src.workspace import Workspace
 
@@ -84,12 +85,10 @@ def _store_instance(sums, record, gradient):
             for i in range(half):
                 lanes[i] += lanes[i + half]
         gradient[k] = lanes[0]
-    a, b, c = record[2], record[3], record[4]
-    x, y = gradient[0], gradient[1]
-    gradient[0] = -(a * x + b * y)
-    gradient[1] = -(b * x + c * y)
-    gradient[2] *= HALF
-    gradient[4] *= HALF
+    conic = (record[2], record[3], record[4])
+    gradient[0], gradient[1], gradient[2], gradient[3], gradient[4] = record_gradient(
+        conic, gradient[0], gradient[1], gradient[2], gradient[3], gradient[4]
+    )
 
 
 @piece
@@ -208,11 +207,12 @@ def _sum_instances(lo, hi, splat_starts, instances, gradients):
 
 
 def background_map(background: torch.Tensor | None, workspace: Workspace) -> tuple[np.ndarray, int]:
-    if background is None:
-        return workspace.zeros("raster.no_background", (3,)).numpy(), 0
-    return array(background).reshape(-1), 3 if background.dim() == 3 else 0
+    """`flat_background` as an array."""
+    flat, distance = flat_background(background, workspace)
+    return flat.numpy(), distance
 
 
+@by_device
 def raster_backward(
     kernels: KernelSet,
     splats: Splats,
@@ -231,6 +231,9 @@ def raster_backward(
 
     The start transmittance is not needed: what the forward left is divided back.
     """
+    # This back end's own lists have both.
+    assert bins.slot is not None
+    assert bins.splat_starts is not None
     starts = array(bins.starts)
     ranges = weighted_ranges(starts, TILE_COST, kernels.threads)
     scratch = workspace.take("raster.scratch", (len(ranges), SCRATCH)).numpy()

@@ -21,6 +21,7 @@ from cuda_src.portable.arrays import array, optional_map
 from cuda_src.portable.compositing import SCRATCH, TILE_COST, composite_tiles, cut_off
 from cuda_src.portable.compositing_gradient import background_map, differentiate_tiles
 from cuda_src.portable.loss import Strip, WindowedLoss, windowed_loss
+from cuda_src.portable.placement import by_device
 from cuda_src.portable.scalar import LARGEST, finite_or_zero, loop
 from cuda_src.portable.threads import run_ranges, weighted_ranges
 from cuda_src.workspace import Workspace
@@ -196,6 +197,7 @@ class _Pass:
         run_ranges(self._kernels.threads, ranges, lambda c, a, b: work(scratch[c], a, b))
 
 
+@by_device
 def raster_fused(
     kernels: KernelSet,
     splats: Splats,

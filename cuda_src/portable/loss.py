@@ -27,6 +27,7 @@ from cuda_src.portable.loss_rows import (
     l1_rows,
     needed_spans,
 )
+from cuda_src.portable.placement import by_device
 from cuda_src.portable.scalar import f32
 from cuda_src.portable.scalar_loss import REACH
 from cuda_src.portable.threads import even_ranges, run_ranges
@@ -258,6 +259,7 @@ def windowed_loss(
     return ExactLoss(truth, kernels.threads, ssim_weight, cut, capacity, workspace)
 
 
+@by_device
 def l1_ssim(
     kernels: KernelSet,
     image: torch.Tensor,

@@ -40,7 +40,8 @@ def _renormalisation() -> np.ndarray:
     return table.astype(np.float32)
 
 
-_INVERSE = _renormalisation()
+INVERSE = _renormalisation()
+"""Written by length of the block, then position in it."""
 
 
 @piece
@@ -102,10 +103,10 @@ def block_losses(
     rows = end - top
     lines = scratch[: 5 * _LINE].reshape(5, _LINE)
     sums = scratch[BLOCK_SCRATCH - AVERAGES * COLUMNS : BLOCK_SCRATCH]
-    inverse_y = _INVERSE[rows]
+    inverse_y = INVERSE[rows]
     for b in range(lo, hi):
         left, values = 3 * columns[b], 3 * (columns[b + 1] - columns[b])
-        inverse_x = _INVERSE[values // 3]
+        inverse_x = INVERSE[values // 3]
         size = (AVERAGES + DERIVATIVES) * (rows + 2 * REACH) * values
         planes = scratch[5 * _LINE : 5 * _LINE + size].reshape(AVERAGES + DERIVATIVES, rows + 2 * REACH, values)
         _averages(top, left, rows, image, target, inverse_x, lines, planes)

@@ -15,8 +15,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from cuda_src.camera import TILE
-from cuda_src.portable.scalar import ONE, TWO, ZERO, finite_or_zero, loop, piece
-from cuda_src.portable.scalar_loss import REACH, SHIFT, W0, W1, W2, W3, W4, W5, byte_value, sign, ssim, window
+from cuda_src.portable.scalar import ONE, ZERO, finite_or_zero, loop, piece
+from cuda_src.portable.scalar_loss import (
+    REACH,
+    SHIFT,
+    W0,
+    W1,
+    W2,
+    W3,
+    W4,
+    W5,
+    byte_value,
+    loss_gradient,
+    sign,
+    ssim,
+    window,
+)
 
 PAD = 3 * REACH
 COLUMNS = 192
@@ -233,10 +247,16 @@ def differentiate_rows(
 @piece
 def chain_block(image, target, weights, sums, l1_scale, ssim_scale, gradient):
     for j in range(image.size):
-        x, y = image[j], byte_value(target[j])
-        by_ssim = sums[j] + TWO * (x - SHIFT) * sums[COLUMNS + j] + (y - SHIFT) * sums[2 * COLUMNS + j]
-        by_l1 = weights[j] * sign(x - y)
-        gradient[j] = finite_or_zero(weights[j] * (l1_scale * by_l1 + ssim_scale * by_ssim))
+        gradient[j] = loss_gradient(
+            image[j],
+            byte_value(target[j]),
+            weights[j],
+            sums[j],
+            sums[COLUMNS + j],
+            sums[2 * COLUMNS + j],
+            l1_scale,
+            ssim_scale,
+        )
 
 
 @loop

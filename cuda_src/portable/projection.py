@@ -12,6 +12,7 @@ from cuda_src.camera import Camera
 from cuda_src.operators import KernelSet, Splats
 from cuda_src.portable.arrays import array
 from cuda_src.portable.binning import all_tiles, count_tiles, tile_limits
+from cuda_src.portable.placement import by_device
 from cuda_src.portable.scalar import HALF, ONE, ZERO, f32, finite, finite_or_zero, loop, piece
 from cuda_src.portable.scalar_harmonics import sh_basis, sh_sum, sh_sum_gradient
 from cuda_src.portable.scalar_projection import (
@@ -103,7 +104,7 @@ def _shape(gaussian):
 
 
 @piece
-def _project_row(gaussian, view, sh_degree, alpha_min, record):
+def project_row(gaussian, view, sh_degree, alpha_min, record):
     """Fill one splat record; False if the Gaussian is culled by itself (not by the tiles)."""
     rotation, pinhole, bounds = _pose(view)
     ox, oy, oz = gaussian[0] - view[9], gaussian[1] - view[10], gaussian[2] - view[11]
@@ -144,7 +145,7 @@ def _project_rows(
     kept = lo
     for row in range(lo, hi):
         record = records[kept]
-        if not _project_row(parameters[row], view, sh_degree, alpha_min, record):
+        if not project_row(parameters[row], view, sh_degree, alpha_min, record):
             continue
         if count_tiles(record, alpha_min, ellipse, tile_index, limits, size, 1):
             rows[kept] = row
@@ -153,50 +154,55 @@ def _project_rows(
     return kept - lo
 
 
-@loop
-def _project_rows_backward(lo, hi, parameters, rows, records, view, sh_degree, gradients, out):
+@piece
+def differentiate_row(gaussian, record, view, sh_degree, g, result):
+    """Gradient of one Gaussian's parameters, from that of its splat."""
     rotation, pinhole, bounds = _pose(view)
     fx, fy, _, _ = pinhole
+    ox, oy, oz = gaussian[0] - view[9], gaussian[1] - view[10], gaussian[2] - view[11]
+    x, y, z = to_view(rotation, ox, oy, oz)
+    unit, inverse, scales = _shape(gaussian)
+    axes = view_axes(rotation, scaled_axes(unit, scales))
+    image = image_rows((x, y, z), axes, pinhole, bounds)
+    by_image = conic_gradient(image, view[21], (g[2], g[3], g[4]))
+    (gx, gy, gz), by_axes = image_rows_gradient((x, y, z), axes, pinhole, bounds, image, by_image)
+    by_unit, by_log_scale = axes_gradient(rotation, unit, scales, by_axes)
+    result[3], result[4], result[5] = by_log_scale
+    result[6], result[7], result[8], result[9] = normalised_gradient(unit, inverse, by_unit)
+
+    gx += g[0] * fx / z
+    gy += g[1] * fy / z
+    gz += g[9] - (g[0] * fx * (x / z) + g[1] * fy * (y / z)) / z
+    mx, my, mz = to_world(rotation, gx, gy, gz)
+
+    # Colour: zero where it is clamped, which a record shows as exactly zero.
+    red = g[6] if record[6] > ZERO else ZERO
+    green = g[7] if record[7] > ZERO else ZERO
+    blue = g[8] if record[8] > ZERO else ZERO
+    shorter = ONE / math.sqrt(dot3(ox, oy, oz, ox, oy, oz))
+    dx, dy, dz = ox * shorter, oy * shorter, oz * shorter
+    basis = sh_basis(sh_degree, dx, dy, dz)
+    weights = result[_SH:]
+    for k in range(layout.SH_COEFFICIENTS):
+        c = gaussian[_SH + 3 * k :]
+        # Its own place until the direction's gradient is known.
+        weights[k] = red * c[0] + green * c[1] + blue * c[2]
+    sx, sy, sz = sh_sum_gradient(sh_degree, dx, dy, dz, _first16(weights))
+    _, sx, sy, sz = normalised_gradient((ZERO, dx, dy, dz), shorter, (ZERO, sx, sy, sz))
+    result[0], result[1], result[2] = mx + sx, my + sy, mz + sz
+    result[10] = g[5] * record[5] * (ONE - record[5])
+    for k in range(layout.SH_COEFFICIENTS):
+        weights[3 * k] = red * basis[k]
+        weights[3 * k + 1] = green * basis[k]
+        weights[3 * k + 2] = blue * basis[k]
+    for column in range(layout.PARAMETERS):
+        result[column] = finite_or_zero(result[column])
+
+
+@loop
+def _project_rows_backward(lo, hi, parameters, rows, records, view, sh_degree, gradients, out):
     for v in range(lo, hi):
-        gaussian, record, g, result = parameters[rows[v]], records[v], gradients[v], out[v]
-        ox, oy, oz = gaussian[0] - view[9], gaussian[1] - view[10], gaussian[2] - view[11]
-        x, y, z = to_view(rotation, ox, oy, oz)
-        unit, inverse, scales = _shape(gaussian)
-        axes = view_axes(rotation, scaled_axes(unit, scales))
-        image = image_rows((x, y, z), axes, pinhole, bounds)
-        by_image = conic_gradient(image, view[21], (g[2], g[3], g[4]))
-        (gx, gy, gz), by_axes = image_rows_gradient((x, y, z), axes, pinhole, bounds, image, by_image)
-        by_unit, by_log_scale = axes_gradient(rotation, unit, scales, by_axes)
-        result[3], result[4], result[5] = by_log_scale
-        result[6], result[7], result[8], result[9] = normalised_gradient(unit, inverse, by_unit)
-
-        gx += g[0] * fx / z
-        gy += g[1] * fy / z
-        gz += g[9] - (g[0] * fx * (x / z) + g[1] * fy * (y / z)) / z
-        mx, my, mz = to_world(rotation, gx, gy, gz)
-
-        # Colour: zero where it is clamped, which a record shows as exactly zero.
-        red = g[6] if record[6] > ZERO else ZERO
-        green = g[7] if record[7] > ZERO else ZERO
-        blue = g[8] if record[8] > ZERO else ZERO
-        shorter = ONE / math.sqrt(dot3(ox, oy, oz, ox, oy, oz))
-        dx, dy, dz = ox * shorter, oy * shorter, oz * shorter
-        basis = sh_basis(sh_degree, dx, dy, dz)
-        weights = result[_SH:]
-        for k in range(layout.SH_COEFFICIENTS):
-            c = gaussian[_SH + 3 * k :]
-            # Its own place until the direction's gradient is known.
-            weights[k] = red * c[0] + green * c[1] + blue * c[2]
-        sx, sy, sz = sh_sum_gradient(sh_degree, dx, dy, dz, _first16(weights))
-        _, sx, sy, sz = normalised_gradient((ZERO, dx, dy, dz), shorter, (ZERO, sx, sy, sz))
-        result[0], result[1], result[2] = mx + sx, my + sy, mz + sz
-        result[10] = g[5] * record[5] * (ONE - record[5])
-        for k in range(layout.SH_COEFFICIENTS):
-            weights[3 * k] = red * basis[k]
-            weights[3 * k + 1] = green * basis[k]
-            weights[3 * k + 2] = blue * basis[k]
-        for column in range(layout.PARAMETERS):
-            result[column] = finite_or_zero(result[column])
+        differentiate_row(parameters[rows[v]], records[v], view, sh_degree, gradients[v], out[v])
 
 
 @piece
@@ -204,6 +210,7 @@ def _first16(s):
     return s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], s[11], s[12], s[13], s[14], s[15]
 
 
+@by_device
 def project(
     kernels: KernelSet,
     parameters: torch.Tensor,
@@ -244,6 +251,7 @@ def project(
     return Splats(rows[:total], own_ids[:total], records[:total])
 
 
+@by_device
 def project_backward(
     kernels: KernelSet,
     parameters: torch.Tensor,

@@ -1,6 +1,6 @@
 """What every scalar function is built from: the decorators, float32 constants, exp and the finiteness test.
 
-Scalar functions hold the mathematics once, for CPU loops and, later, CUDA kernels: they take and return float32
+Scalar functions hold the mathematics once, for CPU loops and CUDA kernels: they take and return float32
 scalars and tuples, allocate nothing, and meet no float64 (an untyped literal would make one).
 """
 
@@ -52,7 +52,7 @@ def exact_sum(function: Callable[..., Any]) -> Any:
 
 
 piece = scalar
-"""The same for a part of a loop over arrays, which CUDA kernels write in their own way."""
+"""The same for a part of a loop over arrays. CUDA kernels take those that one thread can do, and write others anew."""
 
 
 def loop(function: Callable[..., Any]) -> Any:

@@ -31,6 +31,16 @@ def blend(transmittance, until, dx, dy, conic, opacity, depth, alpha_min, alpha_
 
 
 @scalar
+def record_gradient(conic, x, y, xx, xy, yy):
+    """Gradient by the mean (two numbers) and by the conic (three), from moments of dL/dsigma over pixels.
+
+    x, y, xx, xy, yy: sums of dL/dsigma times dx, dy, dx^2, dx dy, dy^2.
+    """
+    a, b, c = conic
+    return -(a * x + b * y), -(b * x + c * y), HALF * xx, xy, HALF * yy
+
+
+@scalar
 def unblend(transmittance, behind, blended, dx, dy, conic, opacity, value, alpha_min, alpha_max, past_clamp):
     """Undo `blend` of one splat at one pixel: (T before it, behind, dL/dsigma, dL/d opacity, weight).
 

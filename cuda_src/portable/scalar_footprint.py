@@ -80,7 +80,8 @@ def tile_span(centre, extent, tiles):
     last = f32(tiles)
     lo = min(max((centre - extent) / _TILE, ZERO), last)
     hi = min(max((centre + extent) / _TILE + ONE, ZERO), last)
-    return math.floor(lo), math.floor(hi)
+    # Neither is negative. Not floor(): that is an integer on a CPU and a float on a GPU.
+    return int(lo), int(hi)
 
 
 @scalar

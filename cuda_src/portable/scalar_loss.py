@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from cuda_src.portable.scalar import HALF, ONE, TWO, ZERO, f32, scalar
+from cuda_src.portable.scalar import HALF, ONE, TWO, ZERO, f32, finite_or_zero, scalar
 
 REACH = 5
 """Pixels that the window reaches on either side."""
@@ -56,3 +56,14 @@ def ssim(mean_x, mean_y, squares, product):
 def sign(x):
     """-1, 0 or 1."""
     return (ONE if x > ZERO else ZERO) - (ONE if x < ZERO else ZERO)
+
+
+@scalar
+def loss_gradient(x, y, weight, mean, squares, product, l1_scale, ssim_scale):
+    """Derivative of a pixel's share of the loss by its value x, y being the target's.
+
+    mean, squares, product: windowed averages of SSIM's derivatives, each weighted where it was taken.
+    """
+    by_ssim = mean + TWO * (x - SHIFT) * squares + (y - SHIFT) * product
+    by_l1 = weight * sign(x - y)
+    return finite_or_zero(weight * (l1_scale * by_l1 + ssim_scale * by_ssim))
