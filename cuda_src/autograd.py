@@ -34,13 +34,11 @@ class _Render(torch.autograd.Function):
         ids = torch.arange(len(parameters), device=parameters.device)
         splats = project(kernels, parameters, ids, camera, sh_degree, workspace)
         bins = bin_splats(kernels, splats, camera, workspace)
-        raster = raster_forward(kernels, splats, bins, camera, workspace)
+        raster = raster_forward(kernels, splats, bins, camera, workspace, background=background)
         ctx.save_for_backward(parameters)
         ctx.background = background
         ctx.view = (kernels, splats, bins, raster, camera, sh_degree, workspace)
-        if background is None:
-            return raster.colour.clone()
-        return raster.colour + raster.transmittance[..., None] * background
+        return raster.colour.clone()
 
     @staticmethod
     def backward(ctx: Any, grad_image: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -40,6 +40,27 @@ RECORD_DEPTH = 9
 RECORD_RADIUS = 10
 """3 sigma of the longer axis, pixels, rounded up: the half side of `footprint: square`."""
 RECORD = 11
+RECORD_STRIDE = 12
+"""Floats from one record to the next where kernels read them as three 16-byte words."""
 
 GRADIENT = 10
 """A splat's gradient: columns 0-8 as in the record, column 9 the depth's."""
+GRADIENT_STRIDE = 12
+"""Floats from one gradient to the next where kernels add to them in 16-byte words."""
+
+# What densification decides by, summed over the views of many steps.
+GRADIENT_SUM = 0
+"""Sum over views of |d loss / d mean2d|, the mean in normalised device units: the image is 2 wide and 2 high."""
+VIEWS_SEEN = 1
+LARGEST_RADIUS = 2
+"""Largest record radius in any view, as a share of the image's longer side."""
+STATISTICS = 3
+
+GROUP = 32
+"""Consecutive rows of a table that kernels handle together: a warp's."""
+BOUND_LOWER = slice(0, 3)
+BOUND_EXTENT = 3
+BOUND_UPPER = slice(4, 7)
+BOUND = 8
+"""Floats of a group's bound, one sector of memory: a box around the means, the largest extent (see bounds.py), and one
+that is not used."""

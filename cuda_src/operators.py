@@ -10,17 +10,21 @@ is not finite are culled.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from cuda_src import launches
 from cuda_src.camera import Camera
 from cuda_src.conventions import CONVENTIONS, T_STOP, T_STOP_FLOOR, Convention
 from cuda_src.workspace import Workspace
 
 Footprint = Literal["ellipse", "square"]
+MovedRows = Literal["dense", "visible", "touched"]
+BatchRule = Literal["rows", "batch", "none"]
 Halo = Literal["exact", "none"]
 
 LOSS_BLOCK = 32
@@ -41,6 +45,11 @@ class LossWindow:
 
 
 WHOLE_IMAGE = LossWindow()
+
+
+def _back_end(name: str) -> ModuleType:
+    """The back end of that name, as sys.modules has it now; looked up at every operator, by several threads at once."""
+    return importlib.import_module(f"cuda_src.{name}")
 
 
 @dataclass(frozen=True)
@@ -74,12 +83,43 @@ class KernelSet:
 
     @property
     def module(self) -> ModuleType:
-        return importlib.import_module(f"cuda_src.{self.backend}")
+        return _back_end(self.backend)
+
+    @property
+    def called(self) -> ModuleType:
+        """The back end's module, for a call that counts as a launch; those of the CUDA library count themselves."""
+        if self.backend != "compiled":
+            launches.count()
+        return _back_end(self.backend)
 
     @property
     def moves_at_once(self) -> bool:
         """The back end has `project_backward_adam`."""
         return hasattr(self.module, "project_backward_adam")
+
+    @property
+    def takes_rooms(self) -> bool:
+        """`project` and `bin_splats` of the back end can be given a `Room`."""
+        return bool(getattr(self.module, "TAKES_ROOMS", False))
+
+    @property
+    def reads_bounds(self) -> bool:
+        """`project` and `project_backward_adam` of the back end can be given bounds of groups (cuda_src/bounds.py)."""
+        return bool(getattr(self.module, "READS_BOUNDS", False))
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much a view may need, so that the host need not read how much it does need.
+
+    splats, instances: capacity. overflow: [1] int32 on the device, 0 before. Set to 1, and never cleared by an
+    operator, when the view needs more, or has more equal depths than are put in order without a host read; while it is
+    set, no operator that is given it, or splats made with it, writes to Gaussians.
+    """
+
+    splats: int
+    instances: int
+    overflow: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -87,16 +127,30 @@ class Splats:
     """The visible Gaussians of one view, in the order of their rows.
 
     rows: [V] int64, row of the Gaussian in its storage. ids: [V] int64, stable ids, which break ties of depth.
-    records: [V, RECORD] real, columns as in layout.py.
+    records: [V, RECORD] real, columns as in layout.py; rows may lie further apart. live, overflow: None unless the view
+    was given a room; then V is the room, live[0] ([2] int64 on the device) says how many rows are in use, more than V
+    if the room was too small; live[1] of them are not drawn, since their colour is not finite (record depth NaN): they
+    have no instance and are never moved. overflow is the room's.
     """
 
     rows: torch.Tensor
     ids: torch.Tensor
     records: torch.Tensor
+    live: torch.Tensor | None = None
+    overflow: torch.Tensor | None = None
 
     @property
     def count(self) -> int:
         return int(self.rows.shape[0])
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One view of a step, as the optimizer is told of it. gradients: [V, GRADIENT] real, by the splats' records."""
+
+    splats: Splats
+    camera: Camera
+    gradients: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -106,14 +160,18 @@ class Bins:
     tiles: [K] int32, row-major tile numbers, ascending. starts: [K + 1] int64, tile k's instances are
     starts[k]:starts[k + 1]. splat: [M] int32, row of the splat in Splats. slot: [M] int64, position of the
     instance in splat-major order; instances of splat v occupy slots splat_starts[v]:splat_starts[v + 1], so
-    that per-instance gradients sum by splat in a fixed order. splat_starts: [V + 1] int64.
+    that per-instance gradients sum by splat in a fixed order; None where a back end sums them in no fixed order.
+    splat_starts: [V + 1] int64; None with a room. needed: None unless the view was given a room; then M is the room,
+    starts end within it, and needed is [4] int64 on the device: splats and undrawn ones (Splats.live), instances, and
+    the room's overflow as it was once they were listed.
     """
 
     tiles: torch.Tensor
     starts: torch.Tensor
     splat: torch.Tensor
-    slot: torch.Tensor
-    splat_starts: torch.Tensor
+    slot: torch.Tensor | None
+    splat_starts: torch.Tensor | None
+    needed: torch.Tensor | None = None
 
     @property
     def instances(self) -> int:
@@ -124,10 +182,10 @@ class Bins:
 class Raster:
     """What compositing leaves at each pixel of the listed tiles; pixels of other tiles hold zeros.
 
-    colour: [H, W, 3], without background. transmittance: [H, W], what is left after the last blended splat.
-    depth: [H, W], sum of T alpha z (world units). stopped: [H, W] uint8, 1 where compositing stopped: nothing
-    behind may be blended there. last: [H, W] int32, instances of the pixel's tile up to and with the last
-    blended one (0: none). stop_depth: [H, W], view depth of the splat that would have brought transmittance below
+    colour: [H, W, 3], over the background that the forward was given. transmittance: [H, W], what is left after the
+    last blended splat. depth: [H, W], sum of T alpha z (world units). stopped: [H, W] uint8, 1 where compositing
+    stopped: nothing behind may be blended there. last: [H, W] int32, instances of the pixel's tile up to and with the
+    last blended one (0: none). stop_depth: [H, W], view depth of the splat that would have brought transmittance below
     the stop; +inf where compositing did not stop.
     """
 
@@ -176,14 +234,20 @@ def project(
     camera: Camera,
     sh_degree: int,
     workspace: Workspace,
+    room: Room | None = None,
+    bounds: torch.Tensor | None = None,  # [groups, BOUND]
 ) -> Splats:
     """Cull, project and colour the Gaussians that touch at least one tile of the view.
 
     EWA splatting (Zwicker et al. 2002) with the 2-D covariance dilated by the convention's amount; colour is
     max(0, SH(direction) + 0.5). Culled: depth < near or > camera.far, opacity < alpha_min, non-finite projection,
-    no tile touched.
+    no tile touched. room: nothing is read by the host; only for back ends with `KernelSet.takes_rooms`. bounds: of
+    groups of the rows (cuda_src/bounds.py), so that only groups are read that may be seen; only with
+    `KernelSet.reads_bounds`.
     """
-    return kernels.module.project(kernels, parameters, ids, camera, sh_degree, workspace)
+    given: dict[str, Any] = {} if room is None else {"room": room}
+    given |= {} if bounds is None else {"bounds": bounds}
+    return kernels.called.project(kernels, parameters, ids, camera, sh_degree, workspace, **given)
 
 
 def bin_splats(
@@ -194,6 +258,7 @@ def bin_splats(
     tiles: torch.Tensor | None = None,  # [K] int32 ascending; None: all tiles of the image
     subtiles: torch.Tensor | None = None,  # [tiles of the image] uint8; None: all sub-tiles
     depth_limit: torch.Tensor | None = None,  # [tiles of the image] real, world units; None: no limit
+    room: Room | None = None,
 ) -> Bins:
     """List, for each listed tile, the splats whose footprint meets it, front to back.
 
@@ -202,8 +267,10 @@ def bin_splats(
     subtiles: which 8 x 4 px sub-tiles of a tile are rendered, bit row * 2 + column of 4 rows and 2 columns. The
     footprint must meet the pixel centres of one of them; a tile with all bits (255) is tested as one rectangle.
     depth_limit: splats of a greater view depth are left out of that tile.
+    room: as given to `project`.
     """
-    return kernels.module.bin_splats(kernels, splats, camera, workspace, tiles, subtiles, depth_limit)
+    given = () if room is None else (room,)
+    return kernels.called.bin_splats(kernels, splats, camera, workspace, tiles, subtiles, depth_limit, *given)
 
 
 def raster_forward(
@@ -215,15 +282,17 @@ def raster_forward(
     start_transmittance: torch.Tensor | None = None,  # [H, W]; None: 1
     subtiles: torch.Tensor | None = None,  # [tiles of the image] uint8, as given to `bin_splats`
     depth_range: torch.Tensor | None = None,  # [H, W, 2] real, world units; None: every depth
+    background: torch.Tensor | None = None,  # [3] or [H, W, 3] real; None: black
 ) -> Raster:
     """Alpha-composite the listed tiles front to back (Kerbl et al. 2023, eq. 3 and appendix C).
 
     subtiles: pixels of sub-tiles that are not rendered stay as if no splat met them: nothing blended, transmittance
     as it starts, not stopped. depth_range: a splat exists at a pixel only if range[0] <= its view depth < range[1],
-    compared exactly; others neither blend nor stop there.
+    compared exactly; others neither blend nor stop there. background: what shows through, added to the colour as
+    transmittance * background.
     """
-    return kernels.module.raster_forward(
-        kernels, splats, bins, camera, workspace, start_transmittance, subtiles, depth_range
+    return kernels.called.raster_forward(
+        kernels, splats, bins, camera, workspace, start_transmittance, subtiles, depth_range, background
     )
 
 
@@ -248,7 +317,7 @@ def raster_backward(
     The image is colour + transmittance * background; a per-pixel background is what lies behind this partial
     image (Splaxel's S_m), so the gradient of alpha includes what it hides.
     """
-    return kernels.module.raster_backward(
+    return kernels.called.raster_backward(
         kernels,
         splats,
         bins,
@@ -285,7 +354,7 @@ def l1_ssim(
     """
     if halo == "none" and window.kind != "exact":
         raise ValueError(f"halo none cuts exact windows at the region's border; window {window.kind} has none there")
-    return kernels.module.l1_ssim(kernels, image, target, workspace, mask, tiles, halo, ssim_weight, window)
+    return kernels.called.l1_ssim(kernels, image, target, workspace, mask, tiles, halo, ssim_weight, window)
 
 
 def raster_fused(
@@ -313,7 +382,7 @@ def raster_fused(
             f"a fused raster with window {window.kind} needs the whole image, but only {len(bins.tiles)} of its "
             f"{camera.tiles} tiles are listed"
         )
-    return kernels.module.raster_fused(
+    return kernels.called.raster_fused(
         kernels, splats, bins, camera, target, workspace, background, mask, ssim_weight, window, image
     )
 
@@ -328,7 +397,7 @@ def project_backward(
     workspace: Workspace,
 ) -> torch.Tensor:
     """Gradient of the parameters of the splats' rows, [V, 59] real, in the order of `splats.rows`."""
-    return kernels.module.project_backward(kernels, parameters, splats, camera, sh_degree, gradients, workspace)
+    return kernels.called.project_backward(kernels, parameters, splats, camera, sh_degree, gradients, workspace)
 
 
 def adam_rows(
@@ -351,7 +420,7 @@ def adam_rows(
     section 4, with v in place of the batch). Bias correction is 1 - beta^images_seen: it follows the job's
     images, so that it depends on neither ranks nor order.
     """
-    kernels.module.adam_rows(
+    kernels.called.adam_rows(
         kernels,
         parameters,
         moment1,
@@ -372,37 +441,60 @@ def project_backward_adam(
     parameters: torch.Tensor,  # [N, 59], updated in place
     moment1: torch.Tensor,  # [N, 59], updated in place
     moment2: torch.Tensor,  # [N, 59], updated in place
-    splats: Splats,
-    camera: Camera,
+    views: Sequence[Seen],  # of one step, at least one
     sh_degree: int,
-    gradients: torch.Tensor,  # [V, GRADIENT]
     workspace: Workspace,
-    rates: torch.Tensor,  # [59] real
+    rates: torch.Tensor,  # [59] real, on the CPU, where a kernel takes them as arguments
     images_seen: int,
     beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-15,
-    touched_only: bool = False,
+    rows: MovedRows = "visible",
+    batch_rule: BatchRule = "rows",
+    bounds: torch.Tensor | None = None,  # [groups, BOUND], widened in place
 ) -> None:
-    """project_backward of one view and adam_rows of its rows, each seen by that view alone.
+    """project_backward of all views of a step, and one adam_rows of the sums, in one pass.
 
-    In one pass, so that the gradient of the parameters is never written. touched_only: rows whose gradient is all zero
-    do not move. Only back ends that gain by it have this operator: see `KernelSet.moves_at_once`.
+    The gradient of the parameters is never written. rows: those that move, every row with a splat in a view
+    (`visible`), those of them whose summed gradient is not all zero (`touched`), or all (`dense`). batch_rule: what a
+    row's gradient is averaged over, as adam_rows' views: the views that see it, with `dense` all of them (`rows`); all
+    views (`batch`); or all views, but with rate and decay of one (`none`). While the overflow of any view's splats is
+    set, nothing is written. Splats whose record has a depth that is not a number do not count. bounds: of groups of the
+    rows (cuda_src/bounds.py), which then hold them where they have moved to.
+
+    Only back ends that gain by it have this operator: see `KernelSet.moves_at_once`.
     """
-    kernels.module.project_backward_adam(
+    kernels.called.project_backward_adam(
         kernels,
         parameters,
         moment1,
         moment2,
-        splats,
-        camera,
+        views,
         sh_degree,
-        gradients,
         workspace,
         rates,
         images_seen,
         beta1,
         beta2,
         epsilon,
-        touched_only,
+        rows,
+        batch_rule,
+        bounds,
     )
+
+
+def densification_statistics(
+    kernels: KernelSet,
+    splats: Splats,
+    camera: Camera,
+    gradients: torch.Tensor,  # [V, GRADIENT], as of raster_backward
+    statistics: torch.Tensor,  # [N, STATISTICS] real, updated in place at the splats' rows
+) -> None:
+    """Add one view to what densification decides by (Kerbl et al. 2023, section 5.2), columns as in layout.py.
+
+    The mean's gradient is taken in normalised device units, x * width / 2 and y * height / 2, to which the paper's
+    threshold 2e-4 refers; one that is not finite adds zero. Every splat counts as a view in which its row was seen.
+    Splats made with a room add nothing while its overflow is set: call this when all views of the step are listed,
+    so that a step that is done again counts once.
+    """
+    kernels.called.densification_statistics(kernels, splats, camera, gradients, statistics)

@@ -6,6 +6,8 @@ import math
 
 import torch
 
+_NUMBERS = "workspace.numbers", torch.int32
+
 
 class Workspace:
     """Named buffers that grow by a half when too small and are otherwise reused.
@@ -18,6 +20,8 @@ class Workspace:
         self.device = torch.device(device)
         self.peak_bytes = 0
         self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        # What `take` returned last: most names are asked for in one shape, and finding is faster than making.
+        self._taken: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
     @property
     def bytes(self) -> int:
@@ -25,6 +29,9 @@ class Workspace:
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """An uninitialised tensor of that shape; its memory is kept for the next call with this name."""
+        taken = self._taken.get((name, dtype))
+        if taken is not None and taken.shape == shape and not taken.requires_grad:
+            return taken
         need = math.prod(shape)
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.numel() < need:
@@ -34,12 +41,24 @@ class Workspace:
             buffer = torch.empty(capacity, dtype=dtype, device=self.device)
             self._buffers[name, dtype] = buffer
             self.peak_bytes = max(self.peak_bytes, self.bytes)
-        return buffer[:need].view(shape)
+        taken = buffer[:need] if len(shape) == 1 else buffer[:need].view(shape)
+        self._taken[name, dtype] = taken
+        return taken
 
     def capacity(self, name: str, dtype: torch.dtype = torch.float32) -> int:
         """Elements that the buffer of that name holds now; 0 before its first use."""
         buffer = self._buffers.get((name, dtype))
         return 0 if buffer is None else buffer.numel()
+
+    def numbers(self, count: int) -> torch.Tensor:
+        """0 ... count - 1, [count] int32, not to be written to: filled when it is first asked for, or grows."""
+        buffer = self._buffers.get(_NUMBERS)
+        if buffer is None or buffer.numel() < count:
+            self._buffers.pop(_NUMBERS, None)
+            buffer = torch.arange(count, dtype=torch.int32, device=self.device)
+            self._buffers[_NUMBERS] = buffer
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
+        return buffer[:count]
 
     def zeros(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return self.take(name, shape, dtype).zero_()

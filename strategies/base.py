@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -103,20 +103,43 @@ class ShardReader(Protocol):
     def shards(self) -> Iterator[Shard]: ...
 
 
-@dataclass(frozen=True)
 class StepReport:
     """What a step did.
 
-    images, optimizer_steps: of the whole job. The rest is this rank's share, and the job's is the sum over ranks:
-    loss, a 0-d tensor on the device read only when asked, of the mean over the step's images; visible_gaussians it
-    owns; tile_instances it rendered.
+    images, optimizer_steps: of the whole job. The rest is this rank's share, and the job's is the sum over ranks: loss,
+    a 0-d tensor, of the mean over the step's images; visible_gaussians it owns; tile_instances it rendered. A share may
+    be given as a function, or a count as a 0-d tensor, where the host would have to wait for it: asking waits.
     """
 
-    images: int
-    optimizer_steps: int
-    loss: torch.Tensor
-    visible_gaussians: int
-    tile_instances: int
+    def __init__(
+        self,
+        images: int,
+        optimizer_steps: int,
+        loss: torch.Tensor | Callable[[], torch.Tensor],
+        visible_gaussians: int | torch.Tensor | Callable[[], int],
+        tile_instances: int | torch.Tensor | Callable[[], int],
+    ) -> None:
+        self.images = images
+        self.optimizer_steps = optimizer_steps
+        self._loss = loss
+        self._visible_gaussians = visible_gaussians
+        self._tile_instances = tile_instances
+
+    @property
+    def loss(self) -> torch.Tensor:
+        return self._loss if isinstance(self._loss, torch.Tensor) else self._loss()
+
+    @property
+    def visible_gaussians(self) -> int:
+        return _number(self._visible_gaussians)
+
+    @property
+    def tile_instances(self) -> int:
+        return _number(self._tile_instances)
+
+
+def _number(count: int | torch.Tensor | Callable[[], int]) -> int:
+    return int(count) if isinstance(count, int | torch.Tensor) else count()
 
 
 class Clock(Protocol):
@@ -155,6 +178,13 @@ class Strategy(ABC):
     @abstractmethod
     def step(self, queue: ViewQueue) -> StepReport:
         """Train on the next views of the queue; densify, migrate and rebalance when due."""
+
+    def settle(self) -> None:
+        """Bring what steps have begun to where it can no longer change, for a clock that is about to stop.
+
+        Only a strategy whose steps end before it knows that they were right has something to do here.
+        """
+        return None
 
     @abstractmethod
     def render(self, camera: Camera) -> torch.Tensor | None:

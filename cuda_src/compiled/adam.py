@@ -1,17 +1,20 @@
-"""adam_rows, and the gradient of a view's splats that goes to Adam at once: what their kernels are given."""
+"""adam_rows, and gradients of splats that go to Adam at once: what the kernels of adam.cu and move.cu are given."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 
 import torch
 
-from cuda_src.camera import Camera
-from cuda_src.compiled.bindings import call, count
+from cuda_src import layout
+from cuda_src.bounds import groups_of
+from cuda_src.compiled.bindings import address, call, count
 from cuda_src.compiled.raster import as_real
-from cuda_src.compiled.view import view_of
-from cuda_src.operators import KernelSet, Splats
+from cuda_src.compiled.seen import ALIGNMENT, SeenSplats, SplatGradients
+from cuda_src.compiled.view import View, view_of
+from cuda_src.operators import BatchRule, KernelSet, MovedRows, Seen
 from cuda_src.workspace import Workspace
 
 
@@ -69,27 +72,103 @@ def adam_rows(
     )  # fmt: skip
 
 
+class Sight(ctypes.Structure):
+    """One view of a step; the same struct as in move.cu."""
+
+    _fields_ = (("view", View), ("seen", SeenSplats), ("overflow", ctypes.c_void_p))
+
+
+class Step(ctypes.Structure):
+    """What is the same for all rows; the same struct as in move.cu."""
+
+    _fields_ = (
+        ("parameters", ctypes.c_void_p),
+        ("moment1", ctypes.c_void_p),
+        ("moment2", ctypes.c_void_p),
+        ("rates", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("views", ctypes.c_int),
+        ("degree", ctypes.c_int),
+        ("moves", ctypes.c_int),
+        ("average", ctypes.c_int),
+        ("scale", ctypes.c_float),
+        ("rule", Rule),
+        ("bounds", ctypes.c_void_p),
+        ("sights", ctypes.c_void_p),
+        ("splats", ctypes.c_void_p),
+        ("groups", ctypes.c_void_p),
+        ("listed", ctypes.c_void_p),
+    )
+
+
+_MOVES: dict[MovedRows, int] = {"visible": 0, "touched": 1, "dense": 2}
+"""enum Moves in move.cu."""
+
+
 def project_backward_adam(
     kernels: KernelSet,
     parameters: torch.Tensor,
     moment1: torch.Tensor,
     moment2: torch.Tensor,
-    splats: Splats,
-    camera: Camera,
+    views: Sequence[Seen],
     sh_degree: int,
-    gradients: torch.Tensor,
     workspace: Workspace,
     rates: torch.Tensor,
     images_seen: int,
     beta1: float,
     beta2: float,
     epsilon: float,
-    touched_only: bool,
+    rows: MovedRows,
+    batch_rule: BatchRule,
+    bounds: torch.Tensor | None,
 ) -> None:
-    """See `cuda_src.operators.project_backward_adam`: one kernel, no [V, 59] gradient in memory."""
-    rule = Rule.of(images_seen, beta1, beta2, epsilon)
-    call(
-        "project_backward_adam", parameters.device, ctypes.byref(view_of(kernels, camera)), parameters, moment1,
-        moment2, splats.rows.contiguous(), splats.records.contiguous(), count(splats.count), sh_degree,
-        gradients.contiguous(), as_real(rates), ctypes.byref(rule), int(touched_only),
-    )  # fmt: skip
+    """See `cuda_src.operators.project_backward_adam`: no [V, 59] gradient in memory, nothing read by the host.
+
+    ValueError for tables that do not begin at a multiple of 16 bytes.
+    """
+    n, batch = len(parameters), len(views)
+    if n == 0:
+        return
+    groups = groups_of(n)
+    work = (
+        workspace.take("move.sights", (batch * ctypes.sizeof(Sight),), torch.uint8),
+        workspace.take("move.splats", (batch * groups, 2), torch.int32),
+        workspace.take("move.groups", (groups,), torch.int32),
+        workspace.take("move.listed", (1,), torch.int32),
+    )
+    step = Step(
+        *(_table(table) for table in (parameters, moment1, moment2)),
+        address(workspace.take("move.rates", (layout.PARAMETERS,))),
+        n,
+        batch,
+        sh_degree,
+        _MOVES[rows],
+        averaged_over(rows, batch_rule, batch),
+        1 / batch if batch_rule == "none" else 1.0,
+        Rule.of(images_seen, beta1, beta2, epsilon),
+        address(bounds),
+        *(address(tensor) for tensor in work),
+    )
+    seen = [SplatGradients.of(v.splats, v.gradients, f"move.{i}", workspace) for i, v in enumerate(views)]
+    sights = (Sight * batch)(
+        *(
+            Sight(view_of(kernels, view.camera), own.struct, address(view.splats.overflow))
+            for view, own in zip(views, seen, strict=True)
+        )
+    )
+    given = (ctypes.c_float * layout.PARAMETERS)(*rates.tolist())
+    call("project_backward_adam", parameters.device, ctypes.byref(sights), ctypes.byref(step), ctypes.byref(given))
+
+
+def averaged_over(rows: MovedRows, batch_rule: BatchRule, batch: int) -> int:
+    """Views that every row of a step averages over; 0: those that see it."""
+    if batch_rule == "none":
+        return 1
+    return batch if rows == "dense" or batch_rule == "batch" else 0
+
+
+def _table(table: torch.Tensor) -> int | None:
+    begins = address(table)
+    if begins is not None and begins % ALIGNMENT:
+        raise ValueError(f"expected a table that begins at a multiple of {ALIGNMENT} bytes, got address {begins:#x}")
+    return begins

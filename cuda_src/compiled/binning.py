@@ -1,4 +1,4 @@
-"""bin_splats: what the kernels of bin.cu are given."""
+"""bin_splats: what the kernels of bin.cu and bin_list.cu are given."""
 
 from __future__ import annotations
 
@@ -8,26 +8,49 @@ import torch
 
 from cuda_src.camera import Camera
 from cuda_src.compiled.bindings import address, call, count
-from cuda_src.compiled.raster import as_real
-from cuda_src.compiled.scratch import scratch_for
+from cuda_src.compiled.raster import aligned_records, as_real
+from cuda_src.compiled.scratch import Scratch, scratch_for
 from cuda_src.compiled.view import view_of
-from cuda_src.operators import Bins, KernelSet, Splats
+from cuda_src.operators import Bins, KernelSet, Room, Splats
 from cuda_src.workspace import Workspace
 
 _MOST_INSTANCES = 1 << 32
-"""Slots are 32 bits while they are sorted."""
+"""The sort counts in 32 bits."""
+_PITCH = 64
+"""Planes begin at multiples of so many words: 256 bytes."""
+_SPLAT_PLANES = 7
+"""Two depth keys, number, two orders, and two words of tiles: struct Work in bin.cuh."""
+_INSTANCE_PLANES = 3
+"""Two places of a tile, and the splat."""
+_BLOCK = 256
+"""Splats a block: THREADS in config.h."""
+_COUNTS = 4
+"""Words of struct Counts in bin.cuh."""
 
 
 class Given(ctypes.Structure):
-    """The view's splats and what limits their instances; the same struct as in bin.cu."""
+    """The view's splats and what limits their instances; the same struct as in bin.cuh."""
 
     _fields_ = (
         ("records", ctypes.c_void_p),
         ("ids", ctypes.c_void_p),
         ("splats", ctypes.c_int64),
+        ("live", ctypes.c_void_p),
+        ("overflow", ctypes.c_void_p),
         ("places", ctypes.c_void_p),
         ("subtiles", ctypes.c_void_p),
         ("depth_limit", ctypes.c_void_p),
+    )
+
+
+class Work(ctypes.Structure):
+    """Memory to work with; the same struct as in bin.cuh."""
+
+    _fields_ = (
+        ("splats", ctypes.c_void_p),
+        ("pitch", ctypes.c_int64),
+        ("counts", ctypes.c_void_p),
+        ("scratch", Scratch),
     )
 
 
@@ -39,52 +62,61 @@ def bin_splats(
     tiles: torch.Tensor | None,
     subtiles: torch.Tensor | None,
     depth_limit: torch.Tensor | None,
+    room: Room | None = None,
 ) -> Bins:
-    """See `cuda_src.operators.bin_splats`. One read by the host: how many instances there are."""
+    """See `cuda_src.operators.bin_splats`. One read by the host: how many instances there are; none with a room.
+
+    A fixed order of sums by splat is not kept: raster_backward adds with atomics.
+    """
     device, n, view = splats.records.device, splats.count, ctypes.byref(view_of(kernels, camera))
-    records, ids = splats.records.contiguous(), splats.ids.contiguous()
+    if room is not None and (splats.live is None or n != room.splats):
+        raise ValueError(f"a room for {room.splats} splats, but they are {n} and were projected without it")
     places = None
     if tiles is not None:
         tiles = tiles.to(device)
         places = workspace.take("bin.places", (camera.tiles,), torch.int32)
         call("list_tiles", device, tiles, count(len(tiles)), places, count(camera.tiles))
     listed = camera.tiles if tiles is None else len(tiles)
+    listed_tiles = workspace.numbers(camera.tiles) if tiles is None else tiles
     starts = workspace.take("bin.starts", (listed + 1,), torch.int64)
-    splat_starts = workspace.take("bin.splat_starts", (n + 1,), torch.int64)
-    if n == 0 or listed == 0:
-        none = torch.zeros(0, dtype=torch.int32, device=device)
-        tiles = _every_tile(camera, workspace) if tiles is None else tiles
-        return Bins(tiles, starts.zero_(), none, none.to(torch.int64), splat_starts.zero_())
+    splat_starts = None if room is not None else workspace.take("bin.splat_starts", (n + 1,), torch.int64)
+    if splat_starts is not None and (n == 0 or listed == 0):
+        none = workspace.take("bin.splat", (0,), torch.int32)
+        return Bins(listed_tiles, starts.zero_(), none, None, splat_starts.zero_())
 
-    subtiles = None if subtiles is None else subtiles.contiguous()
-    depth_limit = as_real(depth_limit)
-    given = Given(address(records), address(ids), n, address(places), address(subtiles), address(depth_limit))
-    counts = workspace.take("bin.counts", (n,), torch.int32)
-    work = [workspace.take(f"bin.splats{i}", (n,), torch.int32) for i in range(4)]
-    order = workspace.take("bin.order", (n,), torch.int32)
-    status = workspace.take("bin.status", (2,), torch.int64)
-    call(
-        "order_splats", device, view, ctypes.byref(given), scratch_for(n, workspace), counts, splat_starts, *work,
-        order, status,
+    records, ids = aligned_records(splats.records, workspace), splats.ids.contiguous()
+    subtiles, depth_limit = None if subtiles is None else subtiles.contiguous(), as_real(depth_limit)
+    given = Given(
+        records.data_ptr(), address(ids), n, address(splats.live), address(splats.overflow),
+        address(places), address(subtiles), address(depth_limit),
     )  # fmt: skip
-    instances, unordered = status.tolist()
-    if unordered:
-        call("order_by_id_first", device, ctypes.byref(given), scratch_for(n, workspace), *work, order)
+    pitch = _pitch(n)
+    planes = workspace.take("bin.splats", (_SPLAT_PLANES * pitch,), torch.int32)
+    counts = workspace.take("bin.counts", (_COUNTS + -(-n // _BLOCK),), torch.int64)
+    most = n if room is None else max(n, room.instances)
+    work = Work(address(planes), pitch, address(counts), scratch_for(most, workspace))
+    by_splats = ctypes.byref(given), ctypes.byref(work)
+    call("order_splats", device, view, *by_splats, splat_starts)
+    if room is None:
+        instances, unordered = counts[:2].tolist()
+        if unordered:
+            call("order_by_id_first", device, *by_splats)
+        work.scratch = scratch_for(max(n, instances), workspace)
+    else:
+        instances = room.instances
     if instances >= _MOST_INSTANCES:
         raise RuntimeError(f"{instances} tile instances in one view; expected fewer than {_MOST_INSTANCES}")
 
-    ends = workspace.take("bin.ordered_ends", (n,), torch.int64)
-    pairs = [workspace.take(f"bin.instances{i}", (instances,), torch.int32) for i in range(5)]
+    pitch = _pitch(instances)
+    memory = workspace.take("bin.instances", (_INSTANCE_PLANES * pitch,), torch.int32)
     splat = workspace.take("bin.splat", (instances,), torch.int32)
-    slot = workspace.take("bin.slot", (instances,), torch.int64)
+    needed = None if room is None else workspace.take("bin.needed", (4,), torch.int64)
     call(
-        "list_bins", device, view, ctypes.byref(given), scratch_for(max(n, instances), workspace), counts,
-        splat_starts, order,
-        count(instances), count(listed), max(1, (listed - 1).bit_length()), work[0], ends, *pairs, splat, slot, starts,
+        "list_bins", device, view, *by_splats, count(instances), count(listed), max(1, (listed - 1).bit_length()),
+        memory, count(pitch), splat, starts, needed,
     )  # fmt: skip
-    return Bins(_every_tile(camera, workspace) if tiles is None else tiles, starts, splat, slot, splat_starts)
+    return Bins(listed_tiles, starts, splat, None, splat_starts, needed)
 
 
-def _every_tile(camera: Camera, workspace: Workspace) -> torch.Tensor:
-    tiles = workspace.take("bin.tiles", (camera.tiles,), torch.int32)
-    return torch.arange(camera.tiles, dtype=torch.int32, device=tiles.device, out=tiles)
+def _pitch(items: int) -> int:
+    return -(-items // _PITCH) * _PITCH

@@ -22,6 +22,7 @@ from cuda_src.cache import cache_directory
 from cuda_src.compiled.view import View
 from cuda_src.nvcc import find_nvcc
 from cuda_src.operators import LOSS_BLOCK
+from cuda_src.packing import MOST_TABLES
 
 SOURCES = Path(__file__).parent
 ARCHITECTURE = "90"
@@ -67,6 +68,7 @@ def generated_header() -> str:
         "SUBTILE_WIDTH": camera.SUBTILE_WIDTH,
         "SUBTILE_HEIGHT": camera.SUBTILE_HEIGHT,
         "LOSS_BLOCK": LOSS_BLOCK,
+        "MOST_TABLES": MOST_TABLES,
     } | {f"WINDOW_{kind.upper()}": number for kind, number in LOSS_WINDOWS.items()}
     for name, value in vars(layout).items():
         if name.isupper() and isinstance(value, int | slice):

@@ -18,10 +18,25 @@ constexpr int THREADS = 256;
 // stay below the 48 KB that a block has without asking and seven blocks share a multiprocessor of 228 KB.
 constexpr int STAGE_THREADS = 128;
 
-// A raster block is a tile: a thread a pixel, and a warp a sub-tile of 8 x 4 pixels, the unit of masks and of culling.
+// A raster block is a tile: a thread a pixel. A warp has a sub-tile of 8 x 4 pixels, the unit of masks, and half a warp
+// a cell of 4 x 4, the unit of culling: see compositing.cuh.
 constexpr int TILE_THREADS = TILE * TILE;
-static_assert(SUBTILE_WIDTH * SUBTILE_HEIGHT == WARP, "a warp renders one sub-tile");
-static_assert(TILE / SUBTILE_WIDTH == 2 && TILE / SUBTILE_HEIGHT == 4, "a mask of sub-tiles has eight bits");
+constexpr int CELL = 4;
+constexpr int HALF = CELL * CELL;
+static_assert(SUBTILE_WIDTH == 2 * CELL && SUBTILE_HEIGHT == CELL && 2 * HALF == WARP, "a half warp renders a cell");
+static_assert(TILE / CELL == 4, "a mask of cells has 16 bits, a mask of sub-tiles eight");
+
+// Splats that a raster block holds at a time, two threads each: two batches, one rendered while the other comes, leave
+// room for four blocks a multiprocessor beside the rows of raster_backward.
+constexpr int BATCH = TILE_THREADS / 2;
+// A tile's list longer than WHOLE_LIST is cut into segments of this many entries, which several blocks composite at
+// once: one list in ten thousand is so long that its tile would take as long as all others together. A segment costs
+// 8 KB and some microseconds; a list is cut in at most MOST_SEGMENTS, so that a block has a thread for each.
+constexpr int SEGMENT = 8 * BATCH;
+constexpr int WHOLE_LIST = 12 * BATCH;
+constexpr int MOST_SEGMENTS = TILE_THREADS;
+// List entries read by one load of shared memory.
+constexpr int LISTED = 4;
 
 // Tiles of a splat's span that one thread tests by itself; the warp shares wider spans. Most spans have 1-6 tiles.
 constexpr int OWN_SPAN = 12;

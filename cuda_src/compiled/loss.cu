@@ -3,6 +3,7 @@
 // `measure` takes windowed averages at each pixel and leaves SSIM's derivatives by them; `differentiate` spreads these
 // back through the same window. Values are shifted by -1/2, so that variances cancel less in float32; what lies beyond
 // the image is 0 before the shift.
+#include "approximate.cuh"
 #include "config.h"
 
 constexpr int REACH = 5;                   // pixels that the window reaches on either side
@@ -34,6 +35,7 @@ struct Scene {
     bool cut;                // nothing is seen beyond the listed tiles
     float ssim_weight;
     float share;             // 1 / pixels of the image
+    float value_share;       // 1 / its values, three a pixel
 };
 
 __device__ bool is_listed(const Scene& s, int tile) { return s.listed == nullptr || s.listed[tile]; }
@@ -96,35 +98,38 @@ struct Similarity {
 // SSIM and its derivatives, from windowed averages of shifted values.
 __device__ Similarity similarity(float mean_x, float mean_y, float squares, float product) {
     float level_x = mean_x + 0.5f, level_y = mean_y + 0.5f;
-    float energy = level_x * level_x + level_y * level_y + SSIM_C1;
-    float luminance = (2.f * level_x * level_y + SSIM_C1) / energy;
-    float spread = squares - mean_x * mean_x - mean_y * mean_y + SSIM_C2;
-    float structure = (2.f * (product - mean_x * mean_y) + SSIM_C2) / spread;
+    // Divisions by these two would be a third of the kernel's instructions.
+    float by_energy = inverse_fast(level_x * level_x + level_y * level_y + SSIM_C1);
+    float by_spread = inverse_fast(squares - mean_x * mean_x - mean_y * mean_y + SSIM_C2);
+    float luminance = (2.f * level_x * level_y + SSIM_C1) * by_energy;
+    float structure = (2.f * (product - mean_x * mean_y) + SSIM_C2) * by_spread;
     float value = luminance * structure;
-    float by_squares = -value / spread, by_product = 2.f * luminance / spread;
-    float by_mean = structure * (2.f * (level_y - luminance * level_x) / energy);
+    float by_squares = -value * by_spread, by_product = 2.f * luminance * by_spread;
+    float by_mean = structure * (2.f * (level_y - luminance * level_x) * by_energy);
     return {value, by_mean - 2.f * mean_x * by_squares - mean_y * by_product, by_squares, by_product};
 }
 
-// Sum over the block, in thread 0.
-template <int THREADS_OF_BLOCK>
-__device__ float block_sum(float value) {
-    __shared__ float of_warp[THREADS_OF_BLOCK / WARP];
-    for (int step = WARP / 2; step > 0; step /= 2) value += __shfl_down_sync(ALL_LANES, value, step);
-    __syncthreads();
-    if (lane_index() == 0) of_warp[warp_index()] = value;
-    __syncthreads();
-    float total = 0.f;
-    if (threadIdx.x < WARP) {
-        total = threadIdx.x < THREADS_OF_BLOCK / WARP ? of_warp[threadIdx.x] : 0.f;
-        for (int step = WARP / 2; step > 0; step /= 2) total += __shfl_down_sync(ALL_LANES, total, step);
+// Sums over the block, left in thread 0.
+template <int THREADS_OF_BLOCK, int N>
+__device__ void add_over_block(float (&values)[N]) {
+    constexpr int WARPS = THREADS_OF_BLOCK / WARP;
+    __shared__ float of_warp[N][WARPS];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        for (int step = WARP / 2; step > 0; step /= 2) values[n] += __shfl_down_sync(ALL_LANES, values[n], step);
+        if (lane_index() == 0) of_warp[n][warp_index()] = values[n];
     }
-    return total;
+    __syncthreads();
+    if (warp_index() > 0) return;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        values[n] = lane_index() < WARPS ? of_warp[n][lane_index()] : 0.f;
+        for (int step = WARP / 2; step > 0; step /= 2) values[n] += __shfl_down_sync(ALL_LANES, values[n], step);
+    }
 }
 
-// A tile's windows matter if it is listed, or if a listed neighbour's gradient looks at them.
+// The windows of a tile that is not listed matter if a listed neighbour's gradient looks at them.
 __device__ bool is_needed(const Scene& s, int tile_x, int tile_y) {
-    if (is_listed(s, tile_y * s.tiles_x + tile_x)) return true;
     if (s.cut || s.kind == WINDOW_L1) return false;
     int tiles_y = (s.height + TILE - 1) / TILE;
     for (int y = max(tile_y - 1, 0); y <= min(tile_y + 1, tiles_y - 1); ++y) {
@@ -146,26 +151,35 @@ __device__ Strip strip_of_thread() {
             static_cast<int>(blockIdx.x) * TILE + column, static_cast<int>(blockIdx.y) * TILE + row};
 }
 
-// derivatives: [3 colours x DERIVATIVES, H x W]. sums: [tiles, 3] of weighted L1, SSIM and weights of listed tiles.
+// derivatives: [3 colours x DERIVATIVES, H x W]. sums: [tiles, 3] of weighted L1, SSIM and weights,
+// zero where a tile is not listed.
 template <bool CUT>
-__global__ void __launch_bounds__(LOSS_THREADS) measure(Scene s, float* derivatives, float* sums) {
+__global__ void __launch_bounds__(LOSS_THREADS, CUT ? 4 : 6) measure(Scene s, float* derivatives, float* sums) {
     // The apron is pitched so that neighbouring rows fall into different banks, and so are the columns of row sums.
     __shared__ float x_values[3][APRON * PITCH], y_values[3][APRON * PITCH];
     __shared__ float across[3][AVERAGES][TILE * PITCH];
-    if (!is_needed(s, blockIdx.x, blockIdx.y)) return;
+    int tile = blockIdx.y * s.tiles_x + blockIdx.x;
+    bool listed = is_listed(s, tile);
+    if (!listed && threadIdx.x < 3) sums[3 * tile + threadIdx.x] = 0.f;
+    if (!listed && !is_needed(s, blockIdx.x, blockIdx.y)) return;
     int left = blockIdx.x * TILE, top = blockIdx.y * TILE;
     if (s.kind != WINDOW_L1) {
-        for (int i = threadIdx.x; i < APRON * APRON * 3; i += LOSS_THREADS) {
-            int row = i / (APRON * 3), column = i % (APRON * 3) / 3, colour = i % 3;
-            int px = left - REACH + column, py = top - REACH + row;
-            float a = -0.5f, b = -0.5f;
-            if (is_seen(s, px, py)) {
-                int64_t at = 3 * (static_cast<int64_t>(py) * s.width + px) + colour;
-                a += s.image[at];
-                b += byte_value(s.target[at]);
+        // A warp brings whole rows: neighbouring lanes neighbouring values in memory.
+        for (int row = warp_index(); row < APRON; row += LOSS_THREADS / WARP) {
+            int py = top - REACH + row;
+            int64_t line = 3 * (static_cast<int64_t>(py) * s.width + left - REACH);
+#pragma unroll
+            for (int first = 0; first < 3 * APRON; first += WARP) {
+                int i = first + lane_index(), column = i / 3, colour = i % 3;
+                if (i >= 3 * APRON) break;
+                float a = -0.5f, b = -0.5f;
+                if (is_seen(s, left - REACH + column, py)) {
+                    a += s.image[line + i];
+                    b += byte_value(s.target[line + i]);
+                }
+                x_values[colour][row * PITCH + column] = a;
+                y_values[colour][row * PITCH + column] = b;
             }
-            x_values[colour][row * PITCH + column] = a;
-            y_values[colour][row * PITCH + column] = b;
         }
         __syncthreads();
         for (int i = threadIdx.x; i < 3 * APRON * (TILE / COLUMNS); i += LOSS_THREADS) {
@@ -185,7 +199,8 @@ __global__ void __launch_bounds__(LOSS_THREADS) measure(Scene s, float* derivati
             for (int j = 0; j < COLUMNS; ++j) {
 #pragma unroll
                 for (int n = 0; n < AVERAGES; ++n) {
-                    across[colour][n][(first + j) * PITCH + row] = CUT ? sum[j][n] / weight[j] : sum[j][n];
+                    float share = CUT ? inverse_fast(weight[j]) : 1.f;
+                    across[colour][n][(first + j) * PITCH + row] = sum[j][n] * share;
                 }
             }
         }
@@ -202,17 +217,17 @@ __global__ void __launch_bounds__(LOSS_THREADS) measure(Scene s, float* derivati
             },
             sum, weight);
     }
-    float l1 = 0.f, ssim = 0.f, weights = 0.f;
+    float totals[3] = {};  // weighted L1, SSIM, weights
 #pragma unroll
     for (int j = 0; j < ROWS; ++j) {
         int y = strip.y + j;
         if (strip.x >= s.width || y >= s.height) continue;
         int64_t pixel = static_cast<int64_t>(y) * s.width + strip.x, at = 3 * pixel + strip.colour;
         float own = weight_at(s, pixel);
-        l1 += own * fabsf(s.image[at] - byte_value(s.target[at]));
-        if (strip.colour == 0) weights += own;
+        totals[0] += own * fabsf(s.image[at] - byte_value(s.target[at]));
+        if (strip.colour == 0) totals[2] += own;
         if (s.kind == WINDOW_L1) continue;
-        float scale = -s.ssim_weight * own * s.share / 3.f;
+        float scale = -s.ssim_weight * own * s.value_share;
         if (CUT) {
             // What spreads back is divided by the window's weights on both axes, too.
             int2 limits = window_limits(strip.x, s.offset_x, s.width);
@@ -220,26 +235,22 @@ __global__ void __launch_bounds__(LOSS_THREADS) measure(Scene s, float* derivati
             for (int k = -REACH; k <= REACH; ++k) {
                 if (strip.x + k >= limits.x && strip.x + k < limits.y) along += tap(k);
             }
-            scale /= weight[j] * along;
-            for (int n = 0; n < AVERAGES; ++n) sum[j][n] /= weight[j];
+            float inverse = inverse_fast(weight[j]);
+            scale *= inverse * inverse_fast(along);
+            for (int n = 0; n < AVERAGES; ++n) sum[j][n] *= inverse;
         }
         Similarity found = similarity(sum[j][0], sum[j][1], sum[j][2], sum[j][3]);
-        ssim += own * found.value;
+        totals[1] += own * found.value;
         int64_t pixels = static_cast<int64_t>(s.width) * s.height;
         float* left_here = derivatives + strip.colour * DERIVATIVES * pixels + pixel;
         left_here[0] = scale * found.by_mean;
         left_here[pixels] = scale * found.by_squares;
         left_here[2 * pixels] = scale * found.by_product;
     }
-    int tile = blockIdx.y * s.tiles_x + blockIdx.x;
-    if (!is_listed(s, tile)) return;
-    float total_l1 = block_sum<LOSS_THREADS>(l1);
-    float total_ssim = block_sum<LOSS_THREADS>(ssim);
-    float total_weight = block_sum<LOSS_THREADS>(weights);
+    if (!listed) return;
+    add_over_block<LOSS_THREADS>(totals);
     if (threadIdx.x == 0) {
-        sums[3 * tile] = total_l1;
-        sums[3 * tile + 1] = total_ssim;
-        sums[3 * tile + 2] = total_weight;
+        for (int n = 0; n < 3; ++n) sums[3 * tile + n] = totals[n];
     }
 }
 
@@ -295,7 +306,7 @@ __global__ void __launch_bounds__(LOSS_THREADS) differentiate(Scene s, const flo
             float a = s.image[at], b = byte_value(s.target[at]), own = weight_at(s, pixel);
             float sign = (a - b > 0.f) - (a - b < 0.f);
             float by_ssim = windows ? sum[j][0] + 2.f * (a - 0.5f) * sum[j][1] + (b - 0.5f) * sum[j][2] : 0.f;
-            value = own * (by_ssim + l1_share * own * sign * s.share / 3.f);
+            value = own * (by_ssim + l1_share * own * sign * s.value_share);
         }
         gradient[at] = value;
     }
@@ -307,10 +318,9 @@ __global__ void __launch_bounds__(TOTAL_THREADS) add_up(Scene s, const float* su
     for (int64_t tile = threadIdx.x; tile < tiles; tile += TOTAL_THREADS) {
         for (int n = 0; n < 3; ++n) of_thread[n] += sums[3 * tile + n];
     }
-    float l1 = block_sum<TOTAL_THREADS>(of_thread[0]) * s.share / 3.f;
-    float ssim = block_sum<TOTAL_THREADS>(of_thread[1]) * s.share / 3.f;
-    float share = block_sum<TOTAL_THREADS>(of_thread[2]) * s.share;
+    add_over_block<TOTAL_THREADS>(of_thread);
     if (threadIdx.x != 0) return;
+    float l1 = of_thread[0] * s.value_share, ssim = of_thread[1] * s.value_share, share = of_thread[2] * s.share;
     totals[0] = s.kind == WINDOW_L1 ? l1 : (1.f - s.ssim_weight) * l1 + s.ssim_weight * (share - ssim);
     totals[1] = l1;
     totals[2] = ssim;
@@ -330,7 +340,7 @@ EXPORT int l1_ssim(Queue queue, const float* image, const uint8_t* target, const
     int64_t image_tiles = static_cast<int64_t>(tiles_x) * tiles_y;
     float share = 1.f / (static_cast<float>(width) * static_cast<float>(height));
     Scene scene = {image,    target,   mask,     listed,   width,      height,      tiles_x,
-                   kind,     offset_x, offset_y, cut != 0, ssim_weight, share};
+                   kind,     offset_x, offset_y, cut != 0, ssim_weight, share,     share / 3.f};
     if (listed != nullptr) {
         CHECK(cudaMemsetAsync(listed, 0, image_tiles, queue.stream));
         if (count > 0) {
@@ -339,7 +349,6 @@ EXPORT int l1_ssim(Queue queue, const float* image, const uint8_t* target, const
             CHECK(cudaGetLastError());
         }
     }
-    CHECK(cudaMemsetAsync(sums, 0, 3 * image_tiles * sizeof(float), queue.stream));
     dim3 grid(tiles_x, tiles_y);
     bool blocks = kind == WINDOW_TILE;
     (blocks ? measure<true> : measure<false>)<<<grid, LOSS_THREADS, 0, queue.stream>>>(scene, derivatives, sums);

@@ -1,9 +1,10 @@
 // Gaussians to splats. Two passes: `cull` reads the 44 B of a Gaussian that decide whether it is seen and leaves one
-// bit; once these are counted, `list_visible` and `make_splats` read the visible rows whole, in the order of rows.
+// bit; once these are counted, `make_splats` reads the visible rows whole. Splats are in the order of rows.
+#include "bounds.cuh"
 #include "footprint.cuh"
 #include "gaussian.cuh"
+#include "groups.cuh"
 #include "harmonics.cuh"
-#include "rows.cuh"
 #include "sort.h"
 
 // Certainly outside the image: a bound on the footprint's extent from the largest axis alone, with room for rounding.
@@ -39,28 +40,42 @@ __device__ bool is_visible(const View& view, const float* gaussian) {
     return shape_record(view, gaussian, record) && touches_a_tile(view, record);
 }
 
-// A warp looks at 32 rows: a word of visibility bits, and how many are set.
-__global__ void __launch_bounds__(THREADS) cull(View view, const float* parameters, int64_t count, unsigned* words,
-                                                int* counts) {
-    int64_t row = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
-    bool seen = row < count && is_visible(view, parameters + row * PARAMETERS);
-    unsigned word = __ballot_sync(ALL_LANES, seen);
-    if (lane_index() == 0 && row < count) {
-        words[row / WARP] = word;
-        counts[row / WARP] = __popc(word);
+// Groups of rows that culling looks at: those in a list, in no order, or all of them where there are no bounds.
+struct Candidates {
+    const int* groups;  // null for all
+    const int* count;
+    __device__ int size(int64_t rows) const { return groups == nullptr ? static_cast<int>(groups_of(rows)) : *count; }
+    __device__ int at(int k) const { return groups == nullptr ? k : groups[k]; }
+};
+
+// The groups that may be seen, and an empty word for each of the others; `cull` writes those of the candidates.
+__global__ void __launch_bounds__(THREADS) choose_groups(ViewVolume volume, const float* bounds, int64_t count,
+                                                         unsigned* words, int* counts, int* candidates, int* chosen) {
+    int64_t group = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+    bool has = group < groups_of(count), candidate = has && group_may_be_seen(volume, bound_at(bounds, group));
+    if (has && !candidate) {
+        words[group] = 0u;
+        counts[group] = 0;
     }
+    append(candidate, static_cast<int>(group), candidates, chosen);
 }
 
-// Row numbers of the visible Gaussians, ascending, as far as there is room. status[0]: how many there are.
-__global__ void __launch_bounds__(THREADS) list_visible(int64_t count, const unsigned* words, const int64_t* ends,
-                                                        int64_t room, int64_t* rows, int64_t* status) {
-    int64_t row = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
-    if (row >= count) return;
-    unsigned word = words[row / WARP], bit = 1u << lane_index();
-    if (row == count - 1) status[0] = ends[row / WARP];
-    if (!(word & bit)) return;
-    int64_t place = ends[row / WARP] - __popc(word) + __popc(word & (bit - 1));
-    if (place < room) rows[place] = row;
+// A warp looks at a group: a word of visibility bits, and how many are set. groups: by candidate, the group if any of its
+// rows is seen, else -1; listed: how many candidates there are.
+__global__ void __launch_bounds__(THREADS) cull(View view, const float* parameters, int64_t count,
+                                                Candidates candidates, unsigned* words, int* counts, int* groups,
+                                                int* listed) {
+    int size = candidates.size(count), warps = gridDim.x * (THREADS / WARP);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *listed = size;
+    for (int k = blockIdx.x * (THREADS / WARP) + warp_index(); k < size; k += warps) {
+        int64_t group = candidates.at(k), row = group * WARP + lane_index();
+        unsigned word = __ballot_sync(ALL_LANES, row < count && is_visible(view, parameters + row * PARAMETERS));
+        if (lane_index() == 0) {
+            words[group] = word;
+            counts[group] = __popc(word);
+            groups[k] = word != 0u ? static_cast<int>(group) : -1;
+        }
+    }
 }
 
 __device__ void colour_record(const View& view, const float* gaussian, int degree, float record[RECORD]) {
@@ -87,61 +102,104 @@ __device__ void colour_record(const View& view, const float* gaussian, int degre
     }
 }
 
-// A warp makes 32 splats. status[1]: splats that are not finite after all, whose colour only this kernel sees.
-__global__ void __launch_bounds__(STAGE_THREADS) make_splats(View view, const float* parameters, const int64_t* ids,
-                                                            int degree, int64_t room, const int64_t* rows,
-                                                            int64_t* own_ids, float* records, int64_t* status) {
-    __shared__ float stages[STAGE_THREADS * PARAMETERS];
-    float* stage = stages + warp_index() * WARP * PARAMETERS;
-    float* own = stage + lane_index() * PARAMETERS;
-    int64_t visible = min(status[0], room);
-    int64_t step = static_cast<int64_t>(gridDim.x) * STAGE_THREADS;
-    int64_t first = static_cast<int64_t>(blockIdx.x) * STAGE_THREADS + warp_index() * WARP;
-    for (; first < visible; first += step) {
-        int present = static_cast<int>(min(visible - first, static_cast<int64_t>(WARP)));
-        bool mine = lane_index() < present;
-        int64_t row = mine ? rows[first + lane_index()] : 0;
-        fetch_rows(stage, parameters, row, present, SH + 3 * (degree + 1) * (degree + 1));
-        await_rows();
-        float record[RECORD];
-        if (mine) {
+// Which rows are visible, as `cull` leaves it: a word of bits for a group of 32, how many bits there are up to and with
+// each word, and the numbers of the groups that have any, among others of -1.
+struct Visible {
+    const unsigned* words;
+    const int64_t* ends;
+    const int* groups;
+    const int* listed;
+};
+
+// Where splats go: as many as there is room for. status[0]: how many there are; status[1]: how many of them are not
+// finite after all, whose colour only this kernel sees. overflow: set if there is no room for all; may be null.
+struct Target {
+    int64_t room;
+    int64_t* rows;
+    int64_t* ids;
+    float4* records;
+    int64_t* status;
+    int* overflow;
+};
+
+__device__ void write_record(const float (&record)[RECORD], float4* target) {
+    static_assert(RECORD_STRIDE == 12 && RECORD == 11, "a record is three words of 16 bytes");
+    target[0] = make_float4(record[0], record[1], record[2], record[3]);
+    target[1] = make_float4(record[4], record[5], record[6], record[7]);
+    target[2] = make_float4(record[8], record[9], record[10], 0.f);
+}
+
+// A warp makes the splats of a group: a lane has a row.
+__global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const float* parameters, const int64_t* ids,
+                                                            int64_t count, int degree, Visible visible, Target target) {
+    __shared__ __align__(16) float stages[STAGE_THREADS / WARP][GROUP_FLOATS];
+    float* stage = stages[warp_index()];
+    int64_t total = visible.ends[groups_of(count) - 1];
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        target.status[0] = total;
+        if (target.overflow != nullptr && total > target.room) *target.overflow = 1;
+    }
+    int listed = *visible.listed, warps = gridDim.x * (STAGE_THREADS / WARP);
+    for (int k = blockIdx.x * (STAGE_THREADS / WARP) + warp_index(); k < listed; k += warps) {
+        int64_t group = visible.groups[k], row = group * WARP + lane_index();
+        if (group < 0) continue;
+        unsigned word = visible.words[group];
+        const float* source = parameters + group * GROUP_FLOATS;
+        int floats = __popc(rows_there(count, group)) * PARAMETERS;
+        fetch_pieces(stage, source, pieces_of(word, SH + 3 * (degree + 1) * (degree + 1), floats), floats);
+        __pipeline_commit();
+        bool seen = word >> lane_index() & 1u;
+        int64_t splat = visible.ends[group] - __popc(word) + __popc(word & ((1u << lane_index()) - 1));
+        bool writes = seen && splat < target.room;
+        int64_t id = writes ? ids[row] : 0;
+        __pipeline_wait_prior(0);
+        __syncwarp();
+        if (writes) {
+            float record[RECORD];
+            const float* own = stage + lane_index() * PARAMETERS;
             bool drawn = shape_record(view, own, record);
             colour_record(view, own, degree, record);
             for (int i = 0; i < 3; ++i) drawn = drawn && finite(record[RECORD_COLOUR + i]);
             if (!drawn) {
-                atomicAdd(reinterpret_cast<unsigned long long*>(status + 1), 1ull);
+                atomicAdd(reinterpret_cast<unsigned long long*>(target.status + 1), 1ull);
                 record[RECORD_DEPTH] = nanf("");
             }
-            own_ids[first + lane_index()] = ids[row];
+            target.rows[splat] = row;
+            target.ids[splat] = id;
+            write_record(record, target.records + splat * (RECORD_STRIDE / 4));
         }
         __syncwarp();
-        for (int i = 0; i < RECORD; ++i) {
-            if (mine) own[i] = record[i];
-        }
-        store_rows(records + first * RECORD, stage, present, RECORD);
     }
 }
 
-// Which Gaussians are visible: a word for 32 rows, and in `ends` how many there are up to and with each word.
-EXPORT int cull_gaussians(Queue queue, const View* view, const float* parameters, int64_t count, Scratch scratch,
-                          unsigned* words, int* counts, int64_t* ends) {
+// Which Gaussians are visible: a word for a group of 32 rows, in `ends` how many there are up to and with each word, and
+// the groups that have any, -1 among them, `listed` in all. volume and bounds: null to look at every row; candidates,
+// [groups + 1], to work with.
+EXPORT int cull_gaussians(Queue queue, const View* view, const ViewVolume* volume, const float* parameters,
+                          const float* bounds, int64_t count, Scratch scratch, int* candidates, unsigned* words,
+                          int* counts, int64_t* ends, int* groups, int* listed) {
     CHECK(cudaSetDevice(queue.device));
-    int64_t blocks = (count + THREADS - 1) / THREADS;
-    cull<<<static_cast<unsigned>(blocks), THREADS, 0, queue.stream>>>(*view, parameters, count, words, counts);
+    int64_t all = groups_of(count);
+    Candidates looked_at = {nullptr, nullptr};
+    if (bounds != nullptr) {
+        int* chosen = candidates + all;
+        CHECK(cudaMemsetAsync(chosen, 0, sizeof(int), queue.stream));
+        choose_groups<<<static_cast<unsigned>((all + THREADS - 1) / THREADS), THREADS, 0, queue.stream>>>(
+            *volume, bounds, count, words, counts, candidates, chosen);
+        CHECK(cudaGetLastError());
+        looked_at = {candidates, chosen};
+    }
+    cull<<<blocks_for(all, THREADS / WARP), THREADS, 0, queue.stream>>>(*view, parameters, count, looked_at, words,
+                                                                       counts, groups, listed);
     CHECK(cudaGetLastError());
-    return prefix_sums(queue.stream, scratch, counts, ends, (count + WARP - 1) / WARP);
+    return prefix_sums(queue.stream, scratch, counts, ends, all);
 }
 
 EXPORT int project_visible(Queue queue, const View* view, const float* parameters, const int64_t* ids, int64_t count,
-                           int degree, const unsigned* words, const int64_t* ends, int64_t room, int64_t* rows,
-                           int64_t* own_ids, float* records, int64_t* status) {
+                           int degree, const Visible* visible, const Target* target) {
     CHECK(cudaSetDevice(queue.device));
-    CHECK(cudaMemsetAsync(status, 0, 2 * sizeof(int64_t), queue.stream));
-    int64_t blocks = (count + THREADS - 1) / THREADS;
-    list_visible<<<static_cast<unsigned>(blocks), THREADS, 0, queue.stream>>>(count, words, ends, room, rows, status);
-    CHECK(cudaGetLastError());
-    if (room == 0) return cudaSuccess;
-    make_splats<<<blocks_for(room, STAGE_THREADS), STAGE_THREADS, 0, queue.stream>>>(
-        *view, parameters, ids, degree, room, rows, own_ids, records, status);
+    CHECK(cudaMemsetAsync(target->status, 0, 2 * sizeof(int64_t), queue.stream));
+    int blocks = blocks_for(count, STAGE_THREADS);
+    make_splats<<<blocks, STAGE_THREADS, 0, queue.stream>>>(*view, parameters, ids, count, degree, *visible, *target);
     return cudaGetLastError();
 }

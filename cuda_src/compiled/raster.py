@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 
 from cuda_src import layout
 from cuda_src.camera import Camera
-from cuda_src.compiled.bindings import call, count
+from cuda_src.compiled.bindings import call, count, library
+from cuda_src.compiled.seen import three_words
 from cuda_src.compiled.view import view_of
 from cuda_src.operators import Bins, KernelSet, Raster, Splats
 from cuda_src.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class SegmentedRaster(Raster):
+    """A Raster, and what its backward needs of tile lists that were composited in segments.
+
+    segments: bytes, laid out by `segments_in` of segments.cu: the segments, and what each left at its pixels.
+    """
+
+    segments: torch.Tensor
 
 
 def raster_forward(
@@ -23,29 +35,32 @@ def raster_forward(
     start_transmittance: torch.Tensor | None,
     subtiles: torch.Tensor | None,
     depth_range: torch.Tensor | None,
+    background: torch.Tensor | None = None,
 ) -> Raster:
     """See `cuda_src.operators.raster_forward`."""
     size = (camera.height, camera.width)
-    raster = Raster(
-        colour=workspace.take("raster.colour", (*size, 3)),
-        transmittance=workspace.take("raster.transmittance", size),
-        depth=workspace.take("raster.depth", size),
-        stopped=workspace.take("raster.stopped", size, torch.uint8),
-        last=workspace.take("raster.last", size, torch.int32),
-        stop_depth=workspace.take("raster.stop_depth", size),
+    pictures = (
+        workspace.take("raster.colour", (*size, 3)),
+        workspace.take("raster.transmittance", size),
+        workspace.take("raster.depth", size),
+        workspace.take("raster.stopped", size, torch.uint8),
+        workspace.take("raster.last", size, torch.int32),
+        workspace.take("raster.stop_depth", size),
     )
-    pictures = tuple(getattr(raster, name) for name in Raster.__dataclass_fields__)
-    if len(bins.tiles) < camera.tiles:
+    tiles = len(bins.tiles)
+    if tiles < camera.tiles:
         # The kernel writes listed tiles alone.
         for picture in pictures:
             picture.zero_()
+    segments = workspace.take("raster.segments", (segment_bytes(tiles, bins.instances),), torch.uint8)
     view = ctypes.byref(view_of(kernels, camera))
     call(
-        "raster_forward", splats.records.device, view, bins.tiles, count(len(bins.tiles)),
-        bins.starts, bins.splat, splats.records.contiguous(), as_real(start_transmittance),
-        None if subtiles is None else subtiles.contiguous(), as_real(depth_range), *pictures,
+        "raster_forward", splats.records.device, view, bins.tiles, count(tiles), bins.starts, bins.splat,
+        count(bins.instances), in_words(aligned_records(splats.records, workspace)), as_real(start_transmittance),
+        None if subtiles is None else subtiles.contiguous(), as_real(depth_range), *background_map(background),
+        segments, *pictures,
     )  # fmt: skip
-    return raster
+    return SegmentedRaster(*pictures, segments)
 
 
 def raster_backward(
@@ -62,20 +77,47 @@ def raster_backward(
     start_transmittance: torch.Tensor | None,
     depth_range: torch.Tensor | None,
 ) -> torch.Tensor:
-    """See `cuda_src.operators.raster_backward`. Sums over tiles are atomic: their order, and so the last bit, varies.
+    """See `cuda_src.operators.raster_backward`; rows of the result lie GRADIENT_STRIDE apart.
 
-    The forward's start needs no second look: light is followed back from what it left.
+    Sums over tiles are atomic: their order, and so the last bit, varies. The forward's start needs no second look:
+    light is followed back from what it left.
     """
-    gradients = workspace.take("raster_backward.gradients", (splats.count, layout.GRADIENT))
+    if not isinstance(raster, SegmentedRaster):
+        raise ValueError(f"compiled raster_backward needs the raster of its own raster_forward, got a {type(raster)}")
+    gradients = workspace.take("raster_backward.gradients", (splats.count, layout.GRADIENT_STRIDE))
     view = ctypes.byref(view_of(kernels, camera))
     call(
-        "raster_backward", splats.records.device, view, bins.tiles, count(len(bins.tiles)),
-        bins.starts, bins.splat, splats.records.contiguous(), count(splats.count),
+        "raster_backward", splats.records.device, view, count(len(bins.tiles)), bins.splat, count(bins.instances),
+        in_words(aligned_records(splats.records, workspace)), count(splats.count), raster.segments,
         raster.transmittance.contiguous(), raster.last.contiguous(), as_real(depth_range), as_real(grad_colour),
-        as_real(background), 3 if background is not None and background.dim() == 3 else 0,
-        as_real(grad_transmittance), as_real(grad_depth), gradients,
+        *background_map(background), as_real(grad_transmittance), as_real(grad_depth), gradients,
     )  # fmt: skip
-    return gradients
+    return gradients[:, : layout.GRADIENT]
+
+
+def segment_bytes(tiles: int, instances: int) -> int:
+    """Bytes of a raster's segments for that many listed tiles and instances."""
+    size = ctypes.c_int64(0)
+    library().segment_bytes(count(tiles), count(instances), ctypes.byref(size))
+    return size.value
+
+
+def aligned_records(records: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    """Records [V, RECORD] whose rows lie RECORD_STRIDE apart from a 16-byte address on, as raster kernels read them.
+
+    What `project` leaves already does. Others (of a user's own, or just received) are copied into the workspace.
+    """
+    return three_words(records, "raster.records", workspace)
+
+
+def in_words(records: torch.Tensor) -> ctypes.c_void_p:
+    """The address of aligned records."""
+    return ctypes.c_void_p(records.data_ptr())
+
+
+def background_map(background: torch.Tensor | None) -> tuple[torch.Tensor | None, int]:
+    """The background as kernels read it, and the floats from one pixel's to the next: 0 for one colour."""
+    return as_real(background), 3 if background is not None and background.dim() == 3 else 0
 
 
 def as_real(values: torch.Tensor | None) -> torch.Tensor | None:

@@ -2,49 +2,13 @@
 //
 // With w_i = T_i alpha_i the weight of splat i, v_i its colour and depth under the upstream gradient, and B_i what lies
 // behind it under that gradient, dL/d alpha_i = T_i v_i - B_i / (1 - alpha_i) (Kerbl et al. 2023, appendix C).
+//
+// Only T and B need the order of splats, and only these are computed by pixel: two numbers for each splat and pixel,
+// the weight and s = dL / d sigma, which every gradient is a sum of. They go into a table in shared memory, a row for
+// each cell and splat that blends there. When the table is full, lanes change from pixels to rows: each adds up its row
+// in registers, with no exchange between lanes, and adds the sums to the splat's gradient with three reductions.
 #include "compositing.cuh"
-
-// Sums over the warp of GRADIENT values a lane, by halves: at each step a lane gives away the half that its partner
-// keeps, so that 5 + 3 + 2 + 1 + 1 exchanges do, in place of 5 for each value. Afterwards the even lanes that are
-// `owner` of a column hold its sum.
-struct ColumnSum {
-    float sum;
-    int column;
-    bool owner;
-};
-
-__device__ ColumnSum sum_columns(const float v[GRADIENT]) {
-    static_assert(GRADIENT == 10, "halves 10, 5, 3, 2, 1");
-    int lane = lane_index();
-    bool upper = lane & 16;
-    float five[5];
-#pragma unroll
-    for (int i = 0; i < 5; ++i) {
-        float keep = upper ? v[i + 5] : v[i], give = upper ? v[i] : v[i + 5];
-        five[i] = keep + __shfl_xor_sync(ALL_LANES, give, 16);
-    }
-    upper = lane & 8;
-    float three[3];
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-        float high = i < 2 ? five[i + 3] : 0.f;
-        float keep = upper ? high : five[i], give = upper ? five[i] : high;
-        three[i] = keep + __shfl_xor_sync(ALL_LANES, give, 8);
-    }
-    upper = lane & 4;
-    float two[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        float high = i < 1 ? three[2] : 0.f;
-        float keep = upper ? high : three[i], give = upper ? three[i] : high;
-        two[i] = keep + __shfl_xor_sync(ALL_LANES, give, 4);
-    }
-    upper = lane & 2;
-    float one = (upper ? two[1] : two[0]) + __shfl_xor_sync(ALL_LANES, upper ? two[0] : two[1], 2);
-    one += __shfl_xor_sync(ALL_LANES, one, 1);
-    int within = (lane & 4) / 2 + (lane & 2) / 2;
-    return {one, (lane & 16 ? 5 : 0) + (lane & 8 ? 3 : 0) + within, !(lane & 1) && within < (lane & 8 ? 2 : 3)};
-}
+#include "segments.cuh"
 
 // Upstream gradients by pixel; null where there is none.
 struct Upstream {
@@ -55,97 +19,229 @@ struct Upstream {
     const float* depth;
 };
 
-__global__ void __launch_bounds__(TILE_THREADS, 4) uncomposite(View view, TileLists lists, Upstream upstream,
-                                                            const float* transmittances, const int* lasts,
-                                                            const float2* ranges, float* gradients) {
-    __shared__ Batch batch;
-    __shared__ int longest[TILE_THREADS / WARP];
-    int tile = lists.tiles[blockIdx.x];
-    Pixel pixel = pixel_of(view, tile);
-    const int* splats = lists.splat + lists.starts[blockIdx.x];
+// Weight and s of a splat at the pixels of a cell. An odd number of 8-byte words, so that lanes that read a row each
+// meet no bank twice.
+struct Row {
+    float2 pixels[HALF];
+    float2 splat;  // its number in Splats, as bits in .x
+};
+static_assert(sizeof(Row) == (HALF + 1) * sizeof(float2) && HALF % 2 == 0, "rows have an odd pitch");
 
-    int last = pixel.inside ? lasts[pixel.index(view)] : 0;
-    int warp_last = __reduce_max_sync(ALL_LANES, last);
+// Splats evaluated before the table is looked at.
+constexpr int ABREAST = 2;
+
+struct Shared {
+    Staging staging;
+    float4 upstream[TILE_THREADS];      // by colour, and by depth, of the pixel of each thread
+    Row rows[TILE_THREADS / WARP][2][HALF];  // of the left and of the right cell
+};
+
+__device__ inline void add_vector(float* to, float a, float b, float c, float d) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+#else
+    atomicAdd(to, a);
+    atomicAdd(to + 1, b);
+    atomicAdd(to + 2, c);
+    atomicAdd(to + 3, d);
+#endif
+}
+
+// Add up this lane's row and add it to its splat's gradient. With pixel offsets x, y from the middle of the cell, the
+// moments of s about the splat's mean follow from those about the middle. upstream: of the cell's pixels.
+template <bool BY_DEPTH>
+__device__ inline void add_row(const Row& row, const float4* upstream, float2 middle, const float4* records,
+                               float* gradients) {
+    int64_t splat = __float_as_int(row.splat.x);
+    const float4* record = records + splat * 3;
+    float4 shape = record[0];
+    float2 rest = *reinterpret_cast<const float2*>(record + 1);
+    float red = 0.f, green = 0.f, blue = 0.f, depth = 0.f;
+    float s = 0.f, sx = 0.f, sy = 0.f, sxx = 0.f, sxy = 0.f, syy = 0.f;
+#pragma unroll 1  // All sixteen at once would hold the registers that decide how many blocks a multiprocessor has.
+    for (int j = 0; j < CELL; ++j) {
+        float of_line = 0.f, x_of_line = 0.f;
+#pragma unroll
+        for (int i = 0; i < CELL; ++i) {
+            float2 pixel = row.pixels[j * CELL + i];
+            float4 by = upstream[j * CELL + i];
+            float x = i - 0.5f * (CELL - 1);
+            red += pixel.x * by.x;
+            green += pixel.x * by.y;
+            blue += pixel.x * by.z;
+            if (BY_DEPTH) depth += pixel.x * by.w;
+            of_line += pixel.y;
+            x_of_line += x * pixel.y;
+            sxx += x * x * pixel.y;
+        }
+        float y = j - 0.5f * (CELL - 1);
+        s += of_line;
+        sx += x_of_line;
+        sy += y * of_line;
+        sxy += y * x_of_line;
+        syy += y * y * of_line;
+    }
+    // The splat is not used in this cell, or nothing depends on it.
+    if (red == 0.f && green == 0.f && blue == 0.f && depth == 0.f && s == 0.f && sx == 0.f && sy == 0.f) return;
+    float x = middle.x - shape.x, y = middle.y - shape.y;
+    float by_x = x * s + sx, by_y = y * s + sy;  // sums of s dx and s dy
+    float* to = gradients + splat * GRADIENT_STRIDE;
+    add_vector(to, -(shape.z * by_x + shape.w * by_y), -(rest.x * by_y + shape.w * by_x),
+               0.5f * (x * (by_x + sx) + sxx), x * by_y + y * sx + sxy);
+    add_vector(to + 4, 0.5f * (y * (by_y + sy) + syy), -s * inverse_fast(rest.y), red, green);
+    if (BY_DEPTH) {
+        add_vector(to + 8, blue, depth, 0.f, 0.f);
+    } else {
+        atomicAdd(to + 8, blue);
+    }
+}
+
+// The segment of this block: second and later segments first, since these are of the longest lists.
+__device__ inline const Segment& segment_of_block(const Segments& segments) {
+    int total = segments.head[1], later = segments.head[2], i = blockIdx.x + later;
+    return segments.items[i < total ? i : i - total];
+}
+
+template <bool BY_DEPTH, bool RANGED>
+__global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View view, Segments segments,
+                                                                           const int* splats, const float4* records,
+                                                                           Upstream upstream,
+                                                                           const float* transmittances,
+                                                                           const int* lasts, const float2* ranges,
+                                                                           float* gradients) {
+    extern __shared__ __align__(16) char memory[];
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    __shared__ int longest[TILE_THREADS / WARP];
+    if (blockIdx.x >= segments.head[1]) return;
+    const Segment& segment = segment_of_block(segments);
+    int tile = segment.tile, size = segment.size;
+    Pixel pixel = pixel_of(view, tile);
+    splats += segment.begin;
+
+    // Entries are counted from the segment's first on.
+    int last_of_list = pixel.inside ? lasts[pixel.index(view)] : 0;
+    int last = min(max(last_of_list - segment.first, 0), size), half_last = last;
+    for (int step = HALF / 2; step > 0; step /= 2) {
+        half_last = max(half_last, __shfl_xor_sync(ALL_LANES, half_last, step));
+    }
+    int warp_last = max(half_last, __shfl_xor_sync(ALL_LANES, half_last, HALF));
     if (lane_index() == 0) longest[warp_index()] = warp_last;
+    shared.staging.place_no_splat();
     __syncthreads();
     int tile_last = 0;
     for (int w = 0; w < TILE_THREADS / WARP; ++w) tile_last = max(tile_last, longest[w]);
     if (tile_last == 0) return;
 
-    float2 range = depth_range_at(view, ranges, pixel);
-    float red = 0.f, green = 0.f, blue = 0.f, by_depth = 0.f, transmittance = 0.f, behind = 0.f;
+    float2 range = RANGED ? depth_range_at(view, ranges, pixel) : float2{};
+    float4 by = make_float4(0.f, 0.f, 0.f, 0.f);
+    float transmittance = 0.f, behind = 0.f;
     if (pixel.inside) {
         int64_t at = pixel.index(view);
-        red = upstream.colour[3 * at];
-        green = upstream.colour[3 * at + 1];
-        blue = upstream.colour[3 * at + 2];
-        if (upstream.depth != nullptr) by_depth = upstream.depth[at];
+        by = make_float4(upstream.colour[3 * at], upstream.colour[3 * at + 1], upstream.colour[3 * at + 2],
+                         BY_DEPTH ? upstream.depth[at] : 0.f);
         float by_transmittance = upstream.transmittance != nullptr ? upstream.transmittance[at] : 0.f;
         if (upstream.background != nullptr) {
             const float* c = upstream.background + at * upstream.background_stride;
-            by_transmittance += red * c[0] + green * c[1] + blue * c[2];
+            by_transmittance += by.x * c[0] + by.y * c[1] + by.z * c[2];
         }
         transmittance = transmittances[at];
         behind = by_transmittance * transmittance;
     }
+    // Where the pixel's list goes on, what later segments added lies behind as well.
+    for (int i = 1; segment.first + i * size < last_of_list; ++i) {
+        int slot = segment.slot + segment.number + i;
+        if (i == 1) transmittance = fabsf(*segments.plane(slot - 1, LEFT));
+        behind += by.x * *segments.plane(slot, RED) + by.y * *segments.plane(slot, GREEN) +
+                  by.z * *segments.plane(slot, BLUE);
+        if (BY_DEPTH) behind += by.w * *segments.plane(slot, DEPTH);
+    }
+    shared.upstream[threadIdx.x] = by;
+    float x = pixel.x + 0.5f, y = pixel.y + 0.5f;
+    List* own_lists = shared.staging.lists[warp_index()];
+    const List& own = own_lists[half_index()];
+    const Row* rows = shared.rows[warp_index()][half_index()];  // of this half's cell
+    // Where this pixel's numbers in the next row go.
+    float2* const first_slot = shared.rows[warp_index()][half_index()][0].pixels + lane_of_half();
+    float2* slot = first_slot;
+    constexpr float TO_MIDDLE = 0.5f * (CELL - 1);
+    float2 middle = make_float2(x - lane_of_half() % CELL + TO_MIDDLE, y - lane_of_half() / CELL + TO_MIDDLE);
 
-    for (int batch_end = tile_last; batch_end > 0; batch_end -= TILE_THREADS) {
-        int batch_first = max(batch_end - TILE_THREADS, 0), size = batch_end - batch_first;
-        load_batch(batch, view, lists.records, tile, splats + batch_first, size);
-        for (int group = (size - 1) / WARP * WARP; group >= 0; group -= WARP) {
-            if (batch_first + group >= warp_last) continue;
-            unsigned entries = reaching(batch, group, size);
-            while (entries) {
-                int highest = WARP - 1 - __clz(entries), entry = group + highest;
-                entries ^= 1u << highest;
-                float4 shape = batch.records[entry * 3], rest = batch.records[entry * 3 + 1];
-                float2 tail = *reinterpret_cast<const float2*>(&batch.records[entry * 3 + 2]);
-                Density d = density_at(view, pixel, shape, rest);
-                bool used = batch_first + entry < last && d.sigma >= 0.f && d.alpha >= view.alpha_min &&
-                            range.x <= tail.y && tail.y < range.y;
+    auto add_rows = [&]() {
+        __syncwarp();
+        if (rows[lane_of_half()].pixels + lane_of_half() < slot) {
+            add_row<BY_DEPTH>(rows[lane_of_half()], shared.upstream + warp_index() * WARP + half_index() * HALF, middle,
+                              records, gradients);
+        }
+        __syncwarp();
+        slot = first_slot;
+    };
+
+    // Batch k holds the entries [tile_last - (k + 1) BATCH, tile_last - k BATCH); the last one may begin before 0.
+    int first = tile_last - BATCH;
+    auto splat_at = [&](int position) { return position >= 0 ? splats[position] : -1; };
+    int coming = splat_at(first + own_entry());
+    request(shared.staging.batches[0], records, coming);
+    receive(shared.staging.batches[0], view, tile, coming);
+    coming = splat_at(first - BATCH + own_entry());
+    for (int k = 0; first > -BATCH; ++k, first -= BATCH) {
+        __syncthreads();
+        const Batch& batch = shared.staging.batches[k & 1];
+        Batch& next = shared.staging.batches[~k & 1];
+        request(next, records, coming);
+        int after = splat_at(first - 2 * BATCH + own_entry());
+        int before = last - first;  // entries before this one are this pixel's
+        int listed = warp_last > first ? list_entries(batch, half_last - first, own_lists) : 0;
+        for (int at = listed - ABREAST; at >= 0; at -= ABREAST) {
+            unsigned entries = *reinterpret_cast<const uint16_t*>(own.entry + at);
+#pragma unroll
+            for (int i = ABREAST - 1; i >= 0; --i) {
+                int entry = entries >> (8 * i) & 255u;
+                const float4* record = batch.records + entry * 3;
+                float4 rest = record[1], tail = record[2];
+                Density d = density_at(x, y, record[0], rest);
+                bool used = entry < before && d.sigma >= 0.f && d.value >= view.alpha_min &&
+                            (!RANGED || in_range(range, tail.y));
                 if (!__any_sync(ALL_LANES, used)) continue;
 
-                float g[GRADIENT] = {};
-                if (used) {
-                    float value = red * rest.z + green * rest.w + blue * tail.x + by_depth * tail.y;
-                    float inverse = __fdividef(1.f, 1.f - d.alpha);
-                    float before = transmittance * inverse;
-                    float weight = d.alpha * before;
-                    float density = rest.y * d.falloff;
-                    float by_density = density <= view.past_clamp ? before * value - behind * inverse : 0.f;
-                    float by_sigma = -density * by_density;
-                    behind += weight * value;
-                    transmittance = before;
-                    g[RECORD_MEAN2D] = -by_sigma * (shape.z * d.dx + shape.w * d.dy);
-                    g[RECORD_MEAN2D + 1] = -by_sigma * (rest.x * d.dy + shape.w * d.dx);
-                    g[RECORD_CONIC] = 0.5f * by_sigma * d.dx * d.dx;
-                    g[RECORD_CONIC + 1] = by_sigma * d.dx * d.dy;
-                    g[RECORD_CONIC + 2] = 0.5f * by_sigma * d.dy * d.dy;
-                    g[RECORD_OPACITY] = d.falloff * by_density;
-                    g[RECORD_COLOUR] = weight * red;
-                    g[RECORD_COLOUR + 1] = weight * green;
-                    g[RECORD_COLOUR + 2] = weight * blue;
-                    g[RECORD_DEPTH] = weight * by_depth;
-                }
-                ColumnSum sum = sum_columns(g);
-                if (sum.owner) {
-                    atomicAdd(gradients + static_cast<int64_t>(batch.splat[entry]) * GRADIENT + sum.column, sum.sum);
-                }
+                // Where it is not used alpha is zero, and nothing changes.
+                float density = used ? d.value : 0.f, alpha = fminf(view.alpha_max, density);
+                float inverse = inverse_fast(1.f - alpha);
+                float value = by.x * rest.z + by.y * rest.w + by.z * tail.x;
+                if (BY_DEPTH) value += by.w * tail.y;
+                float by_density = inverse * (transmittance * value - behind);
+                transmittance *= inverse;
+                float weight = transmittance * alpha;
+                behind += weight * value;
+                *slot = make_float2(weight, density <= view.past_clamp ? -density * by_density : 0.f);
+                if (lane_of_half() == 0) slot[HALF].x = tail.w;  // the row's splat
+                slot += HALF + 1;
             }
+            if (slot > first_slot + (HALF - ABREAST) * (HALF + 1)) add_rows();
         }
+        receive(next, view, tile, coming);
+        coming = after;
     }
+    add_rows();
 }
 
-EXPORT int raster_backward(Queue queue, const View* view, const int* tiles, int64_t count, const int64_t* starts,
-                           const int* splat, const float* records, int64_t splats, const float* transmittance,
+// segments: as raster_forward left it, made for that many instances.
+EXPORT int raster_backward(Queue queue, const View* view, int64_t count, const int* splat, int64_t instances,
+                           const float* records, int64_t splats, void* segment_memory, const float* transmittance,
                            const int* last, const float* depth_range, const float* grad_colour,
                            const float* background, int background_stride, const float* grad_transmittance,
                            const float* grad_depth, float* gradients) {
     CHECK(cudaSetDevice(queue.device));
-    CHECK(cudaMemsetAsync(gradients, 0, splats * GRADIENT * sizeof(float), queue.stream));
+    CHECK(cudaMemsetAsync(gradients, 0, splats * GRADIENT_STRIDE * sizeof(float), queue.stream));
     if (count == 0 || splats == 0) return cudaSuccess;
-    uncomposite<<<static_cast<unsigned>(count), TILE_THREADS, 0, queue.stream>>>(
-        *view, {tiles, starts, splat, records},
+    int64_t cleared = 0, bytes = 0;
+    Segments segments = segments_in(segment_memory, count, instances, &cleared, &bytes);
+    auto plain = depth_range != nullptr ? uncomposite<false, true> : uncomposite<false, false>;
+    auto kernel = depth_range != nullptr ? uncomposite<true, true> : uncomposite<true, false>;
+    if (grad_depth == nullptr) kernel = plain;
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+    kernel<<<static_cast<unsigned>(most_segments(count, instances)), TILE_THREADS, sizeof(Shared), queue.stream>>>(
+        *view, segments, splat, reinterpret_cast<const float4*>(records),
         {grad_colour, background, background_stride, grad_transmittance, grad_depth}, transmittance, last,
         reinterpret_cast<const float2*>(depth_range), gradients);
     return cudaGetLastError();

@@ -41,14 +41,16 @@ def kernel_resources(ptxas: str) -> dict[str, dict[str, int]]:
 
 
 def _kernel_name(symbol: str) -> str | None:
-    """The plain name of a mangled global function, with its one boolean argument if it is a template's."""
+    """The plain name of a mangled global function, with its boolean arguments if it is a template's."""
     match = re.match(r"_Z(\d+)(\w+)", symbol)
     if match is None:
         return None
     length = int(match[1])
     name, rest = match[2][:length], match[2][length:]
-    choice = re.match(r"ILb([01])E", rest)
-    return f"{name}<{'true' if choice[1] == '1' else 'false'}>" if choice else name
+    choices = re.match(r"I((?:Lb[01]E)+)E", rest)
+    if choices is None:
+        return name
+    return f"{name}<{', '.join('true' if c == '1' else 'false' for c in re.findall('[01]', choices[1]))}>"
 
 
 def recorded() -> dict[str, Any]:

@@ -20,21 +20,6 @@ __device__ inline void fetch_rows(float* stage, const float* table, int64_t row,
     __pipeline_commit();
 }
 
-// Bring each lane's row into the L2 cache, ahead of its use and without a register that waits for it.
-__device__ inline void expect_row(const float* table, int64_t row) {
-    const char* first = reinterpret_cast<const char*>(table + row * PARAMETERS);
-#if __CUDA_ARCH__ >= 900
-    // Whole units of 16 B, which the allocation holds.
-    uint64_t start = reinterpret_cast<uint64_t>(first) & ~15ull;
-    uint64_t end = (reinterpret_cast<uint64_t>(first) + PARAMETERS * sizeof(float) + 15) & ~15ull;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(start), "r"(static_cast<unsigned>(end - start)));
-#else
-    for (int line = 0; line < static_cast<int>(PARAMETERS * sizeof(float)); line += 64) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(first + line));
-    }
-#endif
-}
-
 // After this every lane may read every row.
 __device__ inline void await_rows() {
     __pipeline_wait_prior(0);

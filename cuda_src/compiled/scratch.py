@@ -24,6 +24,8 @@ def scratch_for(items: int, workspace: Workspace) -> Scratch:
     """Scratch for sorting, or adding up, at most so many items."""
     step = max(1, (1 << max(0, items.bit_length() - 1)) // _STEPS)
     size = _bytes_for(-(-items // step) * step, workspace.device)
+    # All that is there, so that the same tensor does for every size.
+    size = max(size, workspace.capacity("compiled.scratch", torch.uint8))
     memory = workspace.take("compiled.scratch", (size,), torch.uint8)
     return Scratch(memory.data_ptr(), size)
 

@@ -25,11 +25,10 @@ def raster_fused(
     window: LossWindow,
     image: torch.Tensor | None,
 ) -> Fused:
-    raster = raster_forward(kernels, splats, bins, camera, workspace, None, None, None)
-    composed = raster.colour if background is None else raster.colour + raster.transmittance[..., None] * background
+    raster = raster_forward(kernels, splats, bins, camera, workspace, None, None, None, background)
     if image is not None:
-        image.copy_(composed)
-    loss = l1_ssim(kernels, composed, target, workspace, mask, bins.tiles, "exact", ssim_weight, window)
+        image.copy_(raster.colour)
+    loss = l1_ssim(kernels, raster.colour, target, workspace, mask, bins.tiles, "exact", ssim_weight, window)
     gradients = raster_backward(
         kernels, splats, bins, raster, camera, loss.gradient, workspace, background, None, None, None, None
     )

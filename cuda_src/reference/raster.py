@@ -141,9 +141,14 @@ def raster_forward(
     start_transmittance: torch.Tensor | None,
     subtiles: torch.Tensor | None,
     depth_range: torch.Tensor | None,
+    background: torch.Tensor | None = None,
 ) -> Raster:
     records = splats.records.to(kernels.dtype)
-    return composite(kernels, records, bins, camera, start_transmittance, subtiles, depth_range)
+    raster = composite(kernels, records, bins, camera, start_transmittance, subtiles, depth_range)
+    if background is not None:
+        # In tiles that are not listed transmittance is zero.
+        raster.colour.add_(raster.transmittance[..., None] * background.to(records))
+    return raster
 
 
 def raster_backward(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -12,75 +12,127 @@ from cuda_src.workspace import Workspace
 from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
 from strategies.gaussians import Gaussians
 from strategies.info import Options
+from strategies.morton import source_order
+from strategies.training.late_steps import LateSteps, Outcome, Plan
 from strategies.training.occlusion import OcclusionHistory, with_instances
 from strategies.training.optimizer import RowAdam
+from strategies.training.rooms import Rooms
 from strategies.training.schedule import sh_degree
 from strategies.views import ViewQueue
 
 
 class Single(Strategy):
-    """The oracle: all Gaussians on one device, views of a step one after another, then one optimizer step."""
+    """The oracle: all Gaussians on one device, views of a step one after another, then one optimizer step.
+
+    Where kernels take rooms, a step whose views were all visited before is queued without waiting for the device
+    (strategies/training/late_steps.py); whatever reads the Gaussians settles such steps first.
+    """
 
     def setup(self, ctx: Context, source: GaussianSource, images: ImageSource, options: Options) -> None:
         self.ctx, self.images = ctx, images
         self.device = ctx.world.devices[0]
-        self.gaussians = Gaussians.from_source(source, torch.arange(source.count), self.device, ctx.kernels.dtype)
+        ids = source_order(source, self.device)
+        self.gaussians = Gaussians.from_source(source, ids, self.device, ctx.kernels.dtype)
         # A workspace a view of the step: its gradients live until the optimizer has read them all.
         self.workspaces = [Workspace(self.device) for _ in range(ctx.batch)]
         self.shared = Workspace(self.device)
-        self.optimizer = RowAdam(ctx.training, ctx.kernels, ctx.extent, self.shared, one_view=ctx.batch == 1)
+        self.optimizer = RowAdam(ctx.training, ctx.kernels, ctx.extent, self.shared)
         self.occlusion = OcclusionHistory(ctx.training)
+        # Hidden Gaussians are taken out of a view's splats by number, which the host must know.
+        self.rooms = Rooms(self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
+        self.late = None if self.rooms is None else LateSteps(self.rooms, self.device, self._exactly)
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
         self._images_seen = 0
 
     def step(self, queue: ViewQueue) -> StepReport:
+        plan = Plan(tuple(queue.take(queue.peek(self.ctx.batch))), self._images_seen)
+        self._images_seen += len(plan.views)
+        rooms = None if self.rooms is None else self.rooms.of(plan.views)
+        if self.late is None or rooms is None:
+            self.settle()
+            done = self._exactly(plan)
+            return StepReport(len(plan.views), 1, done.loss, done.visible_gaussians, done.tile_instances)
+        seen = self._train(plan, rooms)
+        outcome = self.late.add(plan, rooms, [bins for _, bins, _ in seen], [loss for *_, loss in seen])
+        return StepReport(
+            len(plan.views),
+            1,
+            lambda: outcome().loss,
+            lambda: outcome().visible_gaussians,
+            lambda: outcome().tile_instances,
+        )
+
+    def _exactly(self, plan: Plan) -> Outcome:
+        """One step with the sizes that the host reads."""
+        seen = self._train(plan, [None] * len(plan.views))
+        if self.rooms is not None:
+            for view, (splats, bins, _) in zip(plan.views, seen, strict=True):
+                self.rooms.learn(view, splats.count, bins.instances)
+        losses = [loss.clone() for *_, loss in seen]  # The next step writes where these lie.
+        return Outcome(
+            losses[0] if len(losses) == 1 else torch.stack(losses).mean(),
+            sum(splats.count for splats, *_ in seen),
+            sum(bins.instances for _, bins, _ in seen),
+        )
+
+    def _train(self, plan: Plan, rooms: Sequence[op.Room | None]) -> list[tuple[op.Splats, op.Bins, torch.Tensor]]:
+        """All views of a step and the optimizer: splats, bins and loss by view, in memory that the next step reuses."""
         ctx, kernels, clock = self.ctx, self.ctx.kernels, self.ctx.clock
-        degree = sh_degree(ctx.training, self._images_seen)
-        losses, visible, instances = [], 0, 0
-        for work, view in zip(self.workspaces, queue.take(queue.peek(ctx.batch)), strict=True):
+        degree = sh_degree(ctx.training, plan.images_seen)
+        seen = []
+        for work, view, room in zip(self.workspaces, plan.views, rooms, strict=True):
             camera = ctx.cameras[view]
             with clock("project"):
-                splats = op.project(kernels, self.gaussians.parameters, self.gaussians.ids, camera, degree, work)
+                gaussians = self.gaussians
+                rows, bounds = gaussians.parameters, gaussians.bounds(kernels)
+                splats = op.project(kernels, rows, gaussians.ids, camera, degree, work, room, bounds)
             with clock("bin"):
                 limits = self.occlusion.limits(view)
-                bins = op.bin_splats(kernels, splats, camera, work, depth_limit=limits)
+                bins = op.bin_splats(kernels, splats, camera, work, depth_limit=limits, room=room)
                 if limits is not None:
                     splats, bins = with_instances(splats, bins)
             with clock("raster_forward"):
-                raster = op.raster_forward(kernels, splats, bins, camera, work)
-                image = raster.colour + raster.transmittance[..., None] * self.background
+                raster = op.raster_forward(kernels, splats, bins, camera, work, background=self.background)
                 self.occlusion.observe(view, raster, camera)
             with clock("loss"):
                 target = self.images.region(view, Rect.whole(camera), self.device)
                 mask = self.images.mask(view, Rect.whole(camera), self.device)
-                loss = op.l1_ssim(kernels, image, target, work, mask, ssim_weight=ctx.training.ssim_weight)
+                loss = op.l1_ssim(kernels, raster.colour, target, work, mask, ssim_weight=ctx.training.ssim_weight)
             with clock("raster_backward"):
                 partial = op.raster_backward(
                     kernels, splats, bins, raster, camera, loss.gradient, work, self.background
                 )
             with clock("project_backward"):
                 self.optimizer.add_splats(self.gaussians, splats, camera, degree, partial, work)
-            losses.append(loss.value.clone())
-            visible, instances = visible + splats.count, instances + bins.instances
+            seen.append((splats, bins, loss.value))
         with clock("optimize"):
-            self._images_seen += ctx.batch
-            self.optimizer.step(self.gaussians, self._images_seen)
-        return StepReport(ctx.batch, 1, torch.stack(losses).mean(), visible, instances)
+            self.optimizer.step(self.gaussians, plan.images_seen + len(plan.views))
+        return seen
+
+    def settle(self) -> None:
+        if self.late is not None:
+            self.late.settle()
 
     def render(self, camera: Camera) -> torch.Tensor | None:
+        self.settle()
         kernels, work = self.ctx.kernels, self.shared
         degree = sh_degree(self.ctx.training, self._images_seen)
-        splats = op.project(kernels, self.gaussians.parameters, self.gaussians.ids, camera, degree, work)
+        rows, bounds = self.gaussians.parameters, self.gaussians.bounds(kernels)
+        splats = op.project(kernels, rows, self.gaussians.ids, camera, degree, work, bounds=bounds)
         bins = op.bin_splats(kernels, splats, camera, work)
-        raster = op.raster_forward(kernels, splats, bins, camera, work)
-        return (raster.colour + raster.transmittance[..., None] * self.background).clamp(0, 1)
+        raster = op.raster_forward(kernels, splats, bins, camera, work, background=self.background)
+        return raster.colour.clamp(0, 1)
 
     def shards(self) -> Iterator[Shard]:
+        self.settle()
         return self.gaussians.shards()
 
     def load(self, reader: ShardReader) -> None:
+        self.settle()
         self.gaussians = Gaussians.from_reader(reader, self.device, self.ctx.kernels.dtype)
         self.occlusion.clear()
+        if self.rooms is not None:
+            self.rooms.clear()
 
     @property
     def images_seen(self) -> int:

@@ -98,6 +98,7 @@ class BoxRenderer:
                 image = self._render(camera, splats, held[box], grid, depth_range, limits, workspace(box))
                 if view is not None and history.on:
                     history.keep([view], [_examined(history, view, image.raster, grid, camera)])
+                assert image.bins.splat_starts is not None  # Views are listed without rooms here.
                 instances.index_add_(0, image.rows, torch.diff(image.bins.splat_starts))
                 images.append(image)
             with self._clock("compose"):

@@ -16,6 +16,7 @@ from strategies.distribution.halo import fill_halo
 from strategies.distribution.migration import migrate
 from strategies.gaussians import Gaussians
 from strategies.info import Options
+from strategies.morton import source_order
 from strategies.splaxel.boundary import return_gradients, send_copies
 from strategies.splaxel.boxes import Boxes, median_boxes
 from strategies.splaxel.composition import Composite, composite, composite_backward
@@ -54,7 +55,7 @@ class Splaxel(Strategy):
         self.device, by_depth = ctx.world.devices[0], options.order == "depth"
         boxes = median_boxes(source.positions(0, source.count), self.comm.ranks, options.boxes_per_rank)
         owner = torch.from_numpy(boxes.owner)[boxes.leaf_of(source.positions(0, source.count))]
-        ids = torch.nonzero(owner == self.comm.rank).flatten()
+        ids = source_order(source, self.device, torch.nonzero(owner == self.comm.rank).flatten())
         self.gaussians = Gaussians.from_source(source, ids, self.device, ctx.kernels.dtype)
         self.territory = Territory(self.comm, ctx.kernels, options)
         self.renderer = BoxRenderer(ctx, options.boundary, by_depth)
@@ -285,7 +286,7 @@ class Splaxel(Strategy):
         means = self.gaussians.parameters[:, MEAN]
         boxes = balanced_boxes(self.comm, means, 1 + self.work_of, self.options.boxes_per_rank)
         owner = torch.from_numpy(boxes.owner).to(self.device)[boxes.leaf_of(means)]
-        self.gaussians = migrate(self.comm, self.gaussians, owner)
+        self.gaussians = migrate(self.comm, self.ctx.kernels, self.gaussians, owner)
         self._settle(boxes)
 
     def _settle(self, boxes: Boxes) -> None:

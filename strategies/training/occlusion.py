@@ -68,6 +68,7 @@ def with_instances(splats: Splats, bins: Bins) -> tuple[Splats, Bins]:
 
     A Gaussian that is hidden in all its tiles is not visible: it is neither sent nor moved.
     """
+    assert bins.splat_starts is not None  # A view with a history is listed without a room.
     kept = bins.splat_starts.diff() > 0
     number = kept.cumsum(0, dtype=torch.int32) - 1
     starts = torch.cat([bins.splat_starts[:-1][kept], bins.splat_starts[-1:]])

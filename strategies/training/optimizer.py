@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from cuda_src.bounds import widen_groups
 from cuda_src.camera import Camera
 from cuda_src.layout import PARAMETERS
-from cuda_src.operators import KernelSet, Splats, adam_rows, project_backward, project_backward_adam
+from cuda_src.operators import KernelSet, Seen, Splats, adam_rows, project_backward, project_backward_adam
 from cuda_src.workspace import Workspace
 from strategies.gaussians import Gaussians
 from strategies.training.config import Training
@@ -14,22 +15,20 @@ from strategies.training.schedule import column_rates
 
 
 class RowAdam:
-    """Collects the gradients of a step's views with `add`, then moves the rows once with `step`.
+    """Collects the gradients of a step's views with `add` or `add_splats`, then moves the rows once with `step`.
 
     `training.optimizer` decides the rows: `dense` all of them, as if every view saw every Gaussian; `visible` those
-    with a footprint in a view of the step; `touched` those of them whose gradient is not zero.
+    with a footprint in a view of the step; `touched` those of them whose gradient is not zero. Where the kernels move
+    rows at once, gradients by splat wait for `step` and never become gradients by row.
     """
 
-    def __init__(
-        self, training: Training, kernels: KernelSet, extent: float, workspace: Workspace, one_view: bool = False
-    ):
-        """one_view: every step has a single view, so that its gradients need not be kept between two passes."""
+    def __init__(self, training: Training, kernels: KernelSet, extent: float, workspace: Workspace):
         self._training = training
         self._kernels = kernels
         self._extent = extent
         self._workspace = workspace
-        self._at_once = one_view and kernels.moves_at_once and training.optimizer != "dense"
-        self._waiting: tuple[Splats, Camera, int, torch.Tensor, Workspace] | None = None
+        self._seen: list[Seen] = []
+        self._degree = 0
         self._rows: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
 
@@ -41,48 +40,57 @@ class RowAdam:
     def add_splats(
         self, gaussians: Gaussians, splats: Splats, camera: Camera, degree: int, partial: torch.Tensor, work: Workspace
     ) -> None:
-        """One view's gradients by splat, [V, GRADIENT]: carried back to the parameters now, or in `step` itself."""
-        if self._at_once:
-            self._waiting = splats, camera, degree, partial, work
+        """One view's gradients by splat, [V, GRADIENT]: carried back to the parameters now, or in `step` itself.
+
+        Splats and gradients are kept by reference until then. degree: the same for all views of a step.
+        """
+        if self._kernels.moves_at_once:
+            self._seen.append(Seen(splats, camera, partial))
+            self._degree = degree
             return
         gradients = project_backward(self._kernels, gaussians.parameters, splats, camera, degree, partial, work)
         self.add(splats.rows, gradients)
 
     def step(self, gaussians: Gaussians, images_seen: int) -> None:
-        """Move the Gaussians; images_seen: by the job, this step's images included."""
-        rules = self._training.beta1, self._training.beta2, self._training.epsilon
+        """Move the Gaussians; images_seen: by the job, this step's images included.
+
+        ValueError for a step whose views were given by splat and by row.
+        """
+        training = self._training
+        rules = training.beta1, training.beta2, training.epsilon
         tables = gaussians.parameters, gaussians.moment1, gaussians.moment2
-        rates = self._rates(gaussians, images_seen)
-        if self._waiting is not None:
-            splats, camera, degree, partial, work = self._waiting
-            self._waiting = None
+        rates = column_rates(training, self._extent, images_seen)
+        if self._seen:
+            if self._rows:
+                raise ValueError("the views of a step are given by splat or by row, not both")
             project_backward_adam(
                 self._kernels,
                 *tables,
-                splats,
-                camera,
-                degree,
-                partial,
-                work,
+                self._seen,
+                self._degree,
+                self._workspace,
                 rates,
                 images_seen,
                 *rules,
-                touched_only=self._training.optimizer == "touched",
+                rows=training.optimizer,
+                batch_rule=training.batch_rule,
+                bounds=gaussians.bounds(self._kernels),
             )
+            self._seen = []
             return
         rows, gradients, views = self._merged(gaussians.count)
         batch = len(self._rows)
-        if self._training.batch_rule == "batch":
+        if training.batch_rule == "batch":
             views = torch.full_like(views, batch)
-        elif self._training.batch_rule == "none":
+        elif training.batch_rule == "none":
             gradients, views = gradients / batch, torch.ones_like(views)
         self._rows, self._gradients = [], []
+        # Sent without waiting for what the device still does.
+        rates = rates.to(self._kernels.dtype).to(gaussians.parameters.device, non_blocking=True)
+        bounds = gaussians.bounds(self._kernels)
         adam_rows(self._kernels, *tables, rows, gradients, views, rates, images_seen, *rules)
-
-    def _rates(self, gaussians: Gaussians, images_seen: int) -> torch.Tensor:
-        """[59] on the device, sent without waiting for what the device still does."""
-        rates = column_rates(self._training, self._extent, images_seen).to(self._kernels.dtype)
-        return rates.to(gaussians.parameters.device, non_blocking=True)
+        if bounds is not None:
+            widen_groups(self._kernels, gaussians.parameters, rows, bounds)
 
     def _merged(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Distinct rows, their summed gradients and the number of views each averages over."""

@@ -25,11 +25,15 @@ def mean_rate(training: Training, extent: float, images_seen: int) -> float:
 
 def column_rates(training: Training, extent: float, images_seen: int) -> torch.Tensor:
     """Learning rate of each parameter column at batch 1, [59] float64 on the CPU."""
-    rates = torch.zeros(layout.PARAMETERS, dtype=torch.float64)
-    rates[layout.MEAN] = mean_rate(training, extent, images_seen)
-    rates[layout.LOG_SCALE] = training.log_scale_rate
-    rates[layout.QUATERNION] = training.quaternion_rate
-    rates[layout.OPACITY_LOGIT] = training.opacity_rate
-    rates[layout.SH_DC] = training.sh_dc_rate
-    rates[layout.SH_REST] = training.sh_rest_rate
-    return rates * training.rate_scale
+    by_group = {
+        "mean": mean_rate(training, extent, images_seen),
+        "log_scale": training.log_scale_rate,
+        "quaternion": training.quaternion_rate,
+        "opacity": training.opacity_rate,
+        "sh_dc": training.sh_dc_rate,
+        "sh_rest": training.sh_rest_rate,
+    }
+    rates = [0.0] * layout.PARAMETERS  # A list: a tensor's slices would take longer than a small scene's kernels.
+    for group, columns in layout.PARAMETER_GROUPS.items():
+        rates[columns] = [by_group[group] * training.rate_scale] * (columns.stop - columns.start)
+    return torch.tensor(rates, dtype=torch.float64)

@@ -60,9 +60,9 @@ class Place:
         """The pixels of this place, by view."""
         frames = {}
         for view, (splats, bins) in binned.items():
-            raster = op.raster_forward(self.kernels, splats, bins, regions.cameras[view], self.arena.works[view])
-            image = raster.colour + raster.transmittance[..., None] * self.background
-            frames[view] = Frame(splats, bins, raster, image)
+            camera, work = regions.cameras[view], self.arena.works[view]
+            raster = op.raster_forward(self.kernels, splats, bins, camera, work, background=self.background)
+            frames[view] = Frame(splats, bins, raster, raster.colour)
         return frames
 
     def losses(self, frames: Mapping[int, Frame], truths: Sequence[Truth]) -> dict[int, op.Loss]:

@@ -86,7 +86,8 @@ class Unified(Strategy):
     def load(self, reader: ShardReader) -> None:
         everything = Gaussians.from_reader(reader, torch.device("cpu"), self.ctx.kernels.dtype)
         self.occlusion.clear()
-        self._allot(everything.count, lambda rows, device: everything.rows(rows))
+        by_id = torch.argsort(everything.ids)  # Rows of the table stand for ids.
+        self._allot(everything.count, lambda rows, device: everything.rows(by_id[rows]))
 
     @property
     def images_seen(self) -> int:

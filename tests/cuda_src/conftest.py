@@ -26,7 +26,14 @@ from cuda_src.reference.binning import least_sigma, tile_rectangles
 from cuda_src.reference.projection import sh_basis, splat_records
 from cuda_src.workspace import Workspace
 
-BACKENDS = ("reference", "portable", pytest.param("compiled", marks=pytest.mark.gpu))
+PORTABLE_ON_CUDA = "portable_on_cuda"
+"""Test name of the portable back end on a GPU."""
+BACKENDS = (
+    "reference",
+    "portable",
+    pytest.param(PORTABLE_ON_CUDA, marks=pytest.mark.gpu),
+    pytest.param("compiled", marks=pytest.mark.gpu),
+)
 """Back ends under test, in float32. A new one joins the whole suite by its name here."""
 
 BORDER = 1e-4
@@ -222,24 +229,41 @@ def parity() -> Parity:
     return Parity()
 
 
-class OnGpu:
-    """The compiled back end for tests that hold everything on the CPU: there and back around each operator."""
+IN_PLACE = (
+    "adam_rows",
+    "bound_groups",
+    "densification_statistics",
+    "groups_seen",
+    "pack_rows",
+    "unpack_rows",
+    "widen_groups",
+)
+"""Operators that write into tensors they are given."""
 
-    def __init__(self) -> None:
-        self._module = importlib.import_module("cuda_src.compiled")
+
+class OnGpu:
+    """A back end on a GPU for tests that hold everything on the CPU: there and back around each operator."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._module = importlib.import_module(f"cuda_src.{backend}")
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         if not hasattr(self._module, name):
-            pytest.skip(f"compiled kernels have no {name}")
+            pytest.skip(f"{self._backend} kernels have no {name}")
 
-        def operator(*arguments: Any) -> Any:
-            there = [_moved(argument, torch.device("cuda")) for argument in arguments]
-            result = getattr(self._module, name)(*there)
-            if name == "adam_rows":  # Parameters and moments, updated in place.
-                for here, moved in zip(arguments[1:4], there[1:4], strict=True):
-                    here.copy_(moved)
+        def operator(kernels: KernelSet, *arguments: Any) -> Any:
+            place = torch.device("cuda", 0)
+            there = [_moved(argument, place) for argument in arguments]
+            try:
+                result = getattr(self._module, name)(replace(kernels, backend=self._backend, device=place), *there)
+            except NotImplementedError as error:
+                pytest.skip(str(error))
+            if name in IN_PLACE:
+                for here, moved in zip(arguments, there, strict=True):
+                    _copy_back(here, moved)
             return _moved(result, torch.device("cpu"))
 
         return operator
@@ -253,16 +277,27 @@ def _moved(value: Any, device: torch.device) -> Any:
         return value.to(device, copy=True)
     if isinstance(value, Splats | Bins | Raster | Loss | Fused):
         return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value)})
+    if isinstance(value, list):
+        return [_moved(v, device) for v in value]
     return value
+
+
+def _copy_back(here: Any, moved: Any) -> None:
+    if isinstance(here, torch.Tensor):
+        here.copy_(moved)
+    elif isinstance(here, list):
+        for own, other in zip(here, moved, strict=True):
+            _copy_back(own, other)
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param != "compiled":
+    on_gpu = {"compiled": "compiled", PORTABLE_ON_CUDA: "portable"}.get(request.param)
+    if on_gpu is None:
         yield request.param
         return
     if not torch.cuda.is_available():
-        pytest.skip("compiled kernels need a GPU")
+        pytest.skip(f"{on_gpu} kernels on cuda need a GPU")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "cuda_src.compiled", OnGpu())
+        patch.setitem(sys.modules, f"cuda_src.{request.param}", OnGpu(on_gpu))
         yield request.param

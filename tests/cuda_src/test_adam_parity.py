@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuda_src import layout
+from cuda_src.compiled.adam import averaged_over
 from cuda_src.operators import adam_rows
 
 
@@ -115,3 +116,11 @@ def test_no_rows_is_no_step(parity, backend):
     none = torch.zeros(0, dtype=torch.int64)
     adam_rows(parity.kernels(backend), parameters, moment1, moment2, none, gradients[:0], views[:0], rates, 1)
     assert torch.equal(parameters, kept)
+
+
+@pytest.mark.parametrize("rows", ["dense", "visible", "touched"])
+@pytest.mark.parametrize("batch_rule", ["rows", "batch", "none"])
+def test_a_row_averages_over_the_views_that_its_rule_says(rows, batch_rule):
+    """The number for every row, or 0 where each counts its own; four views."""
+    expected = {"none": 1, "batch": 4, "rows": 4 if rows == "dense" else 0}[batch_rule]
+    assert averaged_over(rows, batch_rule, 4) == expected

@@ -19,7 +19,7 @@ def splats_of(parity, kernels, view):
 
 
 def assert_same_bins(ours, exact):
-    for name in ("tiles", "starts", "splat", "slot", "splat_starts"):
+    for name in ("tiles", "starts", "splat", "splat_starts") + (("slot",) if ours.slot is not None else ()):
         mine, theirs = getattr(ours, name), getattr(exact, name)
         assert mine.dtype == theirs.dtype, name
         assert mine.tolist() == theirs.tolist(), name
@@ -62,6 +62,8 @@ def test_slots_are_a_permutation_that_groups_instances_by_splat_with_ascending_t
     kernels, view = parity.kernels(backend), parity.view(9)
     splats = splats_of(parity, kernels, view)
     bins = bin_splats(kernels, splats, view.camera, Workspace())
+    if bins.slot is None:
+        pytest.skip(f"{backend} sums by splat in no fixed order")
     assert sorted(bins.slot.tolist()) == list(range(bins.instances))
     counts = bins.starts[1:] - bins.starts[:-1]
     tile_of = torch.repeat_interleave(bins.tiles.long(), counts)

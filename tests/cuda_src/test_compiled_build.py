@@ -94,7 +94,9 @@ def test_resources_are_read_from_what_ptxas_prints():
         "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
         "ptxas info    : Used 9 registers, used 0 barriers\n"
     )
-    assert kernel_resources(text) == {"measure<true>": {"registers": 63, "shared": 17504, "stack": 16, "spills": 12}}
+    taken = {"registers": 63, "shared": 17504, "stack": 16, "spills": 12}
+    assert kernel_resources(text) == {"measure<true>": taken}
+    assert kernel_resources(text.replace("_Z7measureILb1EE", "_Z7measureILb1ELb0EE")) == {"measure<true, false>": taken}
 
 
 @pytest.fixture

@@ -8,7 +8,18 @@ import torch
 from cuda_src.conventions import CONVENTIONS, T_STOP, T_STOP_FLOOR
 from cuda_src.operators import KernelSet
 
-OPERATORS = ("project", "bin_splats", "raster_forward", "raster_backward", "l1_ssim", "project_backward", "adam_rows")
+OPERATORS = (
+    "project",
+    "bin_splats",
+    "raster_forward",
+    "raster_backward",
+    "l1_ssim",
+    "project_backward",
+    "adam_rows",
+    "densification_statistics",
+    "pack_rows",
+    "unpack_rows",
+)
 
 
 def test_float64_is_refused_but_for_the_reference():

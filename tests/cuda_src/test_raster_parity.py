@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuda_src import layout
+from cuda_src.camera import TILE
 from cuda_src.operators import Bins, Raster, Splats, bin_splats, project, raster_backward, raster_forward
 from cuda_src.workspace import Workspace
 
@@ -128,6 +129,29 @@ def test_all_upstream_gradients_and_a_per_pixel_background_agree(parity, backend
     both = composite_both(parity, kernels, view, start=start)
     assert_images_agree(parity, both)
     assert_gradients_agree(parity, kernels, view, both, seed, start=start, background=background, extra=True)
+
+
+@bounded
+@given(seed=seeds)
+def test_a_background_shows_through_by_what_is_left_of_the_light(parity, backend, seed):
+    """Behind listed tiles alone: pixels of others stay zero."""
+    kernels, view = parity.kernels(backend), parity.view(seed)
+    generator = torch.Generator().manual_seed(seed)
+    tiles = torch.tensor([1, 2, 5, 6, 7, 11], dtype=torch.int32)
+    listed = torch.zeros(view.camera.tiles, dtype=torch.bool)
+    listed[tiles.long()] = True
+    by_tile = listed.view(view.camera.tiles_y, view.camera.tiles_x)
+    by_pixel = by_tile.repeat_interleave(TILE, 0).repeat_interleave(TILE, 1)[: view.camera.height, : view.camera.width]
+    splats = project(kernels, view.parameters, view.ids, view.camera, 3, Workspace())
+    bins = bin_splats(kernels, splats, view.camera, Workspace(), tiles)
+    start = torch.rand(view.pixels, generator=generator)
+    black = raster_forward(kernels, splats, bins, view.camera, Workspace(), start)
+    for background in (torch.rand(3, generator=generator), torch.rand(*view.pixels, 3, generator=generator)):
+        ours = raster_forward(kernels, splats, bins, view.camera, Workspace(), start, background=background)
+        parity.close(ours.colour, black.colour + black.transmittance[..., None] * background, 1e-6)
+        assert torch.equal(ours.transmittance, black.transmittance)
+        assert (ours.colour[~by_pixel] == 0).all()
+        assert (ours.colour[by_pixel] > 0).any()
 
 
 def test_one_background_colour_equals_the_same_colour_at_every_pixel(parity, backend):

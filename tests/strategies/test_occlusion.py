@@ -31,7 +31,7 @@ from strategies.views import ViewQueue
 REFERENCE = KernelSet("reference", precision="float64")
 PORTABLE = KernelSet("portable")
 WALL = 5
-"""The first rows are a wall of so many layers, each of which leaves 2 to 4 % of the light: the third one stops."""
+"""The first ids are a wall of so many layers, each of which leaves 2 to 4 % of the light: the third one stops."""
 STILL = Training(sh_every=0, rate_scale=0.0, occlusion="history")
 
 
@@ -56,7 +56,14 @@ def single(scene, training: Training = STILL, kernels: KernelSet = PORTABLE, bat
 
 
 def parameters(strategy) -> torch.Tensor:
-    return torch.cat([s.parameters for s in strategy.shards()])
+    """In the order of ids."""
+    shards = list(strategy.shards())
+    return torch.cat([s.parameters for s in shards])[torch.argsort(torch.cat([s.ids for s in shards]))]
+
+
+def set_wall(strategy: Single, logit: float) -> None:
+    """Give all layers of the wall that opacity."""
+    strategy.gaussians.parameters[strategy.gaussians.ids < WALL, layout.OPACITY_LOGIT] = logit
 
 
 def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -115,7 +122,7 @@ def test_a_hole_in_the_wall_brings_back_what_is_behind_within_two_visits(walled)
     strategy, front = single(walled), ViewQueue([0])
     strategy.step(front)
     hidden = strategy.step(front)
-    strategy.gaussians.parameters[:WALL, layout.OPACITY_LOGIT] = -2.0
+    set_wall(strategy, -2.0)
     noticed = strategy.step(front)
     assert noticed.visible_gaussians == hidden.visible_gaussians
     assert strategy.occlusion.limits(0).isinf().all()
@@ -126,12 +133,11 @@ def test_a_hole_in_the_wall_brings_back_what_is_behind_within_two_visits(walled)
 
 def test_a_wall_that_stands_again_hides_again(walled):
     strategy, front = single(walled), ViewQueue([0])
-    opaque = strategy.gaussians.parameters[:WALL, layout.OPACITY_LOGIT].clone()
-    for logit in (opaque, -2.0):
-        strategy.gaussians.parameters[:WALL, layout.OPACITY_LOGIT] = logit
+    for logit in (4.0, -2.0):
+        set_wall(strategy, logit)
         strategy.step(front)
         strategy.step(front)
-    strategy.gaussians.parameters[:WALL, layout.OPACITY_LOGIT] = opaque
+    set_wall(strategy, 4.0)
     strategy.step(front)
     assert strategy.step(front).visible_gaussians == 3
 

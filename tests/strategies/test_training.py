@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
+import numpy as np
 import pytest
 import torch
 
 from cuda_src import layout
-from cuda_src.operators import KernelSet
+from cuda_src.camera import Camera
+from cuda_src.operators import KernelSet, Splats
 from cuda_src.workspace import Workspace
 from strategies.gaussians import Gaussians
 from strategies.training.config import Training
@@ -106,3 +111,65 @@ def test_a_step_that_moves_no_row_leaves_the_model_alone():
     rule.add(torch.empty(0, dtype=torch.int64), torch.empty(0, layout.PARAMETERS, dtype=torch.float64))
     rule.step(model, 1)
     assert not model.parameters.any()
+
+
+class MovesAtOnce(ModuleType):
+    """A back end that only notes what it was asked to move."""
+
+    def __init__(self) -> None:
+        super().__init__("cuda_src.at_once")
+        self.steps: list[dict] = []
+
+    def project_backward_adam(
+        self, kernels, parameters, moment1, moment2, views, sh_degree, workspace, rates, images_seen, *rules
+    ) -> None:
+        self.steps.append(
+            {"tables": (parameters, moment1, moment2), "views": list(views), "degree": sh_degree, "rates": rates,
+             "images_seen": images_seen, "rules": rules}
+        )  # fmt: skip
+
+
+def splats(rows: list[int]) -> Splats:
+    number = torch.tensor(rows, dtype=torch.int64)
+    return Splats(number, number, torch.zeros(len(rows), layout.RECORD))
+
+
+@pytest.fixture
+def at_once(monkeypatch) -> MovesAtOnce:
+    module = MovesAtOnce()
+    monkeypatch.setitem(sys.modules, "cuda_src.at_once", module)
+    return module
+
+
+def moving(**settings) -> RowAdam:
+    return RowAdam(Training(**settings), KernelSet("at_once"), 1.0, Workspace())
+
+
+CAMERA = Camera(16, 16, 20.0, 20.0, 8.0, 8.0, np.eye(4))
+
+
+@pytest.mark.parametrize("rows", ["dense", "visible", "touched"])
+@pytest.mark.parametrize("batch_rule", ["rows", "batch", "none"])
+def test_kernels_that_move_rows_at_once_are_given_all_views_of_a_step(at_once, rows, batch_rule):
+    rule, model = moving(optimizer=rows, batch_rule=batch_rule, beta1=0.8), gaussians(6)
+    for number in range(3):
+        views = [(splats([number, 4]), torch.full((2, layout.GRADIENT), float(view))) for view in range(2)]
+        for seen, partial in views:
+            rule.add_splats(model, seen, CAMERA, number, partial, Workspace())
+        rule.step(model, 2 * number + 2)
+        step = at_once.steps[number]
+        assert [(seen.splats, seen.gradients) for seen in step["views"]] == views
+        assert all(seen.camera is CAMERA for seen in step["views"])
+        assert (step["degree"], step["images_seen"]) == (number, 2 * number + 2)
+        assert step["rules"] == (0.8, 0.999, 1e-15, rows, batch_rule, None)
+        assert all(one is other for one, other in zip(step["tables"], model.tables, strict=True))
+        assert torch.equal(step["rates"], column_rates(Training(), 1.0, 2 * number + 2))
+    assert len(at_once.steps) == 3
+
+
+def test_a_step_is_given_by_splat_or_by_row(at_once):
+    rule, model = moving(), gaussians(3)
+    rule.add_splats(model, splats([1]), CAMERA, 3, torch.zeros(1, layout.GRADIENT), Workspace())
+    rule.add(torch.tensor([2]), torch.zeros(1, layout.PARAMETERS))
+    with pytest.raises(ValueError, match="by splat or by row"):
+        rule.step(model, 1)

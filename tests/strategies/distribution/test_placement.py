@@ -12,13 +12,22 @@ from hypothesis import strategies as st
 
 from cuda_src import layout
 from cuda_src.camera import Camera
-from strategies.distribution.communicator import Communicator
-from strategies.distribution.halo import SSIM_HALO, dilate, fill_halo
+from cuda_src.operators import KernelSet
+from strategies.distribution.communicator import Communicator, LocalCommunicator
+from strategies.distribution.halo import (
+    SSIM_HALO,
+    dilate,
+    exchange_halo,
+    fill_halo,
+    halo_of_pixels,
+    halo_of_regions,
+)
 from strategies.distribution.migration import migrate
-from strategies.distribution.ownership import dealt_owners, kdtree_ids, morton_codes, owned_ids
+from strategies.distribution.ownership import dealt_owners, kdtree_ids, owned_ids
 from strategies.distribution.regions import cut_regions
 from strategies.distribution.virtual import VirtualWorld
 from strategies.gaussians import Gaussians
+from strategies.morton import morton_codes, morton_order
 
 OWNERSHIPS = ["morton_blocks", "contiguous", "random", "kdtree"]
 
@@ -43,17 +52,6 @@ def test_morton_blocks_spread_neighbours_over_ranks(make_scene):
     near = source.parameters[:, layout.MEAN].norm(dim=1) < 0.5
     shares = [near[owned_ids("morton_blocks", source, r, 2, 0)].sum() / near.sum() for r in range(2)]
     assert max(shares) < 0.75
-
-
-def test_morton_codes_keep_the_order_along_each_axis():
-    bounds = np.array([[0, 0, 0], [1, 1, 1]], np.float32)
-    for axis in range(3):
-        points = torch.zeros(64, 3)
-        points[:, axis] = torch.linspace(0, 1, 64)
-        codes = morton_codes(points, bounds)
-        assert (codes[1:] > codes[:-1]).all()
-    flat = np.array([[0, 0, 0], [1, 0, 1]], np.float32)
-    assert morton_codes(torch.zeros(2, 3), flat).tolist() == [0, 0]
 
 
 def test_kdtree_leaves_are_boxes_of_equal_count():
@@ -108,8 +106,34 @@ def test_dilation_is_a_square_that_stops_at_the_image():
     assert grown.sum() == 11 * 21
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 120), st.integers(1, 90)), min_size=1, max_size=3),
+    ranks=st.integers(1, 6),
+    unit=st.sampled_from(["block", "row", "image"]),
+    seed=st.integers(0, 99),
+)
+def test_the_halo_of_a_run_of_tiles_is_that_of_its_pixels(sizes, ranks, unit, seed):
+    cameras, generator = [camera(*s) for s in sizes], torch.Generator().manual_seed(seed)
+    regions = cut_regions(cameras, [torch.rand(c.tiles, generator=generator) ** 4 for c in cameras], ranks, unit)
+    for rank in range(ranks):
+        ours, masks = halo_of_regions(regions, rank), halo_of_pixels(regions, rank, ranks, len(cameras))
+        for side in ("gives", "takes"):
+            for a, b in zip(itertools.chain(*getattr(ours, side)), itertools.chain(*getattr(masks, side)), strict=True):
+                assert torch.equal(a, b)
+        for view, cam in enumerate(cameras):
+            covered = torch.zeros(cam.height, cam.width, dtype=torch.int64)
+            for part in regions.rectangles(rank, view):
+                covered[part.y0 : part.y1, part.x0 : part.x1] += 1
+            assert torch.equal(covered, (regions.pixel_owner(view) == rank).long())
+            assert len(regions.rectangles(rank, view)) <= 3
+    for view, owners in enumerate(regions.owners(torch.device("cpu"))):
+        assert torch.equal(owners.long(), regions.owner(view))
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_halo_brings_in_every_pixel_within_reach_and_no_other(ranks):
+@pytest.mark.parametrize("by", ["pixels", "regions"])
+def test_halo_brings_in_every_pixel_within_reach_and_no_other(ranks, by):
     cameras = [camera(70, 50), camera(33, 40)]
     truth = [torch.rand(c.height, c.width, 3) for c in cameras]
     regions = cut_regions(cameras, [torch.rand(c.tiles) for c in cameras], ranks, "block")
@@ -117,7 +141,10 @@ def test_halo_brings_in_every_pixel_within_reach_and_no_other(ranks):
     def main(comm: Communicator):
         mine = [regions.pixel_owner(v) == comm.rank for v in range(2)]
         images = [torch.where(m[..., None], t, torch.nan) for m, t in zip(mine, truth, strict=True)]
-        fill_halo(comm, "exchange_loss", regions, images)
+        if by == "pixels":
+            fill_halo(comm, "exchange_loss", regions, images)
+        else:
+            exchange_halo(comm, "exchange_loss", halo_of_regions(regions, comm.rank), images)
         for image, own, whole in zip(images, mine, truth, strict=True):
             near = dilate(own, SSIM_HALO)
             assert torch.equal(image[near], whole[near])
@@ -144,13 +171,35 @@ def test_migration_conserves_ids_parameters_and_optimizer_state(ranks, count, se
 
     def main(comm: Communicator):
         mine = ids[before == comm.rank]
-        moved = migrate(comm, table(mine), after[mine])
+        moved = migrate(comm, KernelSet("reference"), table(mine), after[mine])
         expected = table(ids[after == comm.rank])
+        by_id = torch.argsort(moved.ids)
         for name in ("ids", "parameters", "moment1", "moment2"):
-            assert torch.equal(getattr(moved, name), getattr(expected, name)), name
-        return comm.ledger.payload["migrate"].sum().item()
+            assert torch.equal(getattr(moved, name)[by_id], getattr(expected, name)), name
+        assert torch.equal(morton_order(moved.parameters[:, layout.MEAN], moved.ids), torch.arange(moved.count))
+        ledger = comm.ledger
+        return ledger.payload["migrate"].sum().item(), ledger.metadata["migrate"].sum().item()
 
-    assert sum(VirtualWorld(ranks).run(main)) == count * 3 * layout.PARAMETERS * 4
+    sent = VirtualWorld(ranks).run(main)
+    assert sum(payload for payload, _ in sent) == count * 3 * layout.PARAMETERS * 4
+    # Ids, and each rank's counts.
+    assert sum(metadata for _, metadata in sent) == count * 8 + ranks * ranks * 8
+
+
+@pytest.mark.gpu
+def test_a_rank_alone_on_a_gpu_gets_its_own_rows_back_in_morton_order():
+    if not torch.cuda.is_available():
+        pytest.skip("compiled kernels need a GPU")
+    device = torch.device("cuda", 0)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randperm(700, generator=generator)
+    held = [torch.randn(700, layout.PARAMETERS, generator=generator) for _ in range(3)]
+    gaussians = Gaussians(*(t.to(device) for t in (ids, *held)))
+    comm, nowhere_else = LocalCommunicator(device), torch.zeros(700, dtype=torch.int64)
+    moved = migrate(comm, KernelSet("compiled", device), gaussians, nowhere_else)
+    order = morton_order(held[0][:, layout.MEAN], ids)
+    for there, here in zip((moved.ids, *moved.tables), (ids, *held), strict=True):
+        assert torch.equal(there.cpu(), here[order])
 
 
 def test_displaced_gaussians_are_dealt_again_by_where_they_are_now(make_scene):
@@ -161,9 +210,9 @@ def test_displaced_gaussians_are_dealt_again_by_where_they_are_now(make_scene):
     def main(comm: Communicator):
         ids = owned_ids("contiguous", scene.source, comm.rank, comm.ranks, 0)
         gaussians = Gaussians.from_source(scene.source, ids, comm.device, torch.float32)
-        return migrate(comm, gaussians, dealt_owners(comm, gaussians, bounds)).ids
+        return migrate(comm, KernelSet("reference"), gaussians, dealt_owners(comm, gaussians, bounds)).ids
 
     parts = VirtualWorld(4).run(main)
     order = torch.argsort(morton_codes(scene.source.parameters[:, layout.MEAN], bounds), stable=True)
     for rank, ids in enumerate(parts):
-        assert torch.equal(ids, order[torch.arange(4096) // 1024 % 4 == rank].sort().values)
+        assert torch.equal(ids.sort().values, order[torch.arange(4096) // 1024 % 4 == rank].sort().values)

@@ -1,0 +1,145 @@
+// What the two halves of binning share: bin.cu finds each splat's tiles and puts the splats in order, bin_list.cu lists
+// the instances in that order and sorts them by tile.
+//
+// Sizes are the caller's room. With a room from an earlier visit how much of it is in use is known on the device alone;
+// what lies beyond, and what is not drawn, sorts behind everything else and has no tile.
+#pragma once
+
+#include "footprint.cuh"
+#include "sort.h"
+
+// The view's splats and what limits their instances, as Python passes them.
+struct Given {
+    const float* records;  // RECORD_STRIDE apart
+    const int64_t* ids;
+    int64_t splats;        // room for them
+    const int64_t* live;   // how many are in use, and how many of these are not drawn; null: all are
+    int* overflow;         // set if the room is too small, by whoever finds it so; null without one
+    const int* places;     // [tiles of the image], position among the listed ones or -1; null where all are listed
+    const uint8_t* subtiles;
+    const float* depth_limit;
+};
+
+// Counted on the way; zeros before. unordered: a run of equal depths is too long to be put in order quickly.
+struct Counts {
+    unsigned long long instances, unordered, blocks;
+};
+constexpr int COUNTS_WORDS = 4;
+
+// Memory to work with. splats: planes of `pitch` words each; counts: Counts, then a word for each block.
+struct Work {
+    uint32_t* splats;
+    int64_t pitch;
+    unsigned long long* counts;
+    Scratch scratch;
+
+    // clang-format off
+    __host__ __device__ Counts* totals() const { return reinterpret_cast<Counts*>(counts); }
+    __host__ __device__ unsigned long long* block_sums() const { return counts + COUNTS_WORDS; }
+    __host__ __device__ uint32_t* depths() const { return splats; }
+    __host__ __device__ uint32_t* numbers() const { return splats + pitch; }
+    __host__ __device__ uint32_t* sorted_depths() const { return splats + 2 * pitch; }
+    __host__ __device__ uint32_t* untied() const { return splats + 3 * pitch; }
+    __host__ __device__ uint32_t* order() const { return splats + 4 * pitch; }
+    __host__ __device__ uint2* found() const { return reinterpret_cast<uint2*>(splats + 5 * pitch); }
+    // clang-format on
+};
+
+// Key of what comes after all depths and all tiles.
+constexpr uint32_t BEHIND_ALL = 0xffffffffu;
+
+// Depths are positive, so that their bits have their order. Not-a-number marks a splat that is not drawn.
+__device__ inline uint32_t depth_key(float depth) { return depth == depth ? __float_as_uint(depth) : BEHIND_ALL; }
+
+// What decides whether an instance exists.
+struct Listing {
+    View view;
+    const float* records;
+    const int* places;
+    TileLimits limits;
+
+    __host__ __device__ Listing(const View& view, const Given& given)
+        : view(view), records(given.records), places(given.places), limits{given.subtiles, given.depth_limit} {}
+
+    __device__ int place_of(int x, int y) const {
+        int tile = y * view.tiles_x + x;
+        return places == nullptr ? tile : places[tile];
+    }
+};
+
+// A record in registers.
+struct Record {
+    float values[RECORD_STRIDE];
+
+    __device__ Record(const float* records, int64_t splat) {
+        const float4* words = reinterpret_cast<const float4*>(records + splat * RECORD_STRIDE);
+#pragma unroll
+        for (int i = 0; i < RECORD_STRIDE / 4; ++i) {
+            float4 word = words[i];
+            values[4 * i] = word.x, values[4 * i + 1] = word.y, values[4 * i + 2] = word.z, values[4 * i + 3] = word.w;
+        }
+    }
+    __device__ float depth() const { return values[RECORD_DEPTH]; }
+};
+static_assert(RECORD_STRIDE % 4 == 0 && RECORD_STRIDE >= RECORD, "records are read as 16-byte words");
+
+// The tile's position among the listed ones if the splat is listed there, else -1.
+__device__ inline int listed_at(const Listing& listing, const Footprint& f, float depth, int x, int y) {
+    int place = listing.place_of(x, y);
+    return place >= 0 && meets_tile(listing.view, f, listing.limits, depth, x, y) ? place : -1;
+}
+
+// The warp goes through one splat's tiles together, ascending: `each(hits, n, place)` is called by all lanes for 32
+// tiles of the span at a time, with the lanes whose tile is listed, how many listed ones came before this lane's, and
+// its place, -1 if it is not. Returns how many there are.
+template <typename Each>
+__device__ int walk_together(const Listing& listing, int64_t splat, Each each) {
+    Record record(listing.records, splat);
+    Footprint f = footprint_of(listing.view, record.values);
+    Span span = span_of(listing.view, f);
+    int total = 0, columns = span.x1 - span.x0;
+    for (int first = 0; first < span.count(); first += WARP) {
+        int i = first + lane_index();
+        int place = -1;
+        if (i < span.count()) {
+            place = listed_at(listing, f, record.depth(), span.x0 + i % columns, span.y0 + i / columns);
+        }
+        unsigned hits = __ballot_sync(ALL_LANES, place >= 0);
+        each(hits, total + __popc(hits & ((1u << lane_index()) - 1)), place);
+        total += __popc(hits);
+    }
+    return total;
+}
+
+// A splat's listed tiles in 8 bytes. Of a span of at most 32 tiles: its corner, its columns less one and a bit for each
+// tile, row by row; of a larger one, or one beyond tile 8191: how many are listed, to be walked again.
+struct Tiles {
+    static constexpr uint32_t WALKED = 1u << 31;
+    static constexpr int CORNER_BITS = 13;
+    static constexpr int CORNER = (1 << CORNER_BITS) - 1;
+    uint32_t span, hits;
+
+    __device__ static Tiles none() { return {0, 0}; }
+    __device__ static Tiles of(uint2 words) { return {words.x, words.y}; }
+    __device__ static bool fits(const Span& span) {
+        return span.count() <= WARP && span.x0 <= CORNER && span.y0 <= CORNER;
+    }
+    __device__ static Tiles in(const Span& span, uint32_t hits) {
+        if (hits == 0) return none();
+        uint32_t columns = span.x1 - span.x0;
+        return {static_cast<uint32_t>(span.x0) | static_cast<uint32_t>(span.y0) << CORNER_BITS |
+                    (columns - 1) << 2 * CORNER_BITS,
+                hits};
+    }
+    __device__ static Tiles walked(uint32_t count) { return {WALKED, count}; }
+
+    __device__ bool to_walk() const { return span & WALKED; }
+    __device__ int count() const { return static_cast<int>(to_walk() ? hits : __popc(hits)); }
+    __device__ int x0() const { return span & CORNER; }
+    __device__ int y0() const { return span >> CORNER_BITS & CORNER; }
+    __device__ int columns() const { return (span >> 2 * CORNER_BITS & (WARP - 1)) + 1; }
+    __device__ uint2 words() const { return make_uint2(span, hits); }
+};
+static_assert(2 * 13 + 5 == 31, "corner and columns leave one bit");
+
+inline unsigned whole_blocks(int64_t count) { return static_cast<unsigned>((count + THREADS - 1) / THREADS); }

@@ -1,0 +1,257 @@
+// From the gradients of a step's splats to moved Gaussians in one pass: a warp has a group of 32 rows with both moments
+// in shared memory, sums the gradient of each row over the views that see it in registers, and Adam follows at once, so
+// that no gradient of parameters is ever written.
+#include <algorithm>
+#include <type_traits>
+
+#include "adam.cuh"
+#include "bounds.cuh"
+#include "differentiate.cuh"
+#include "groups.cuh"
+
+// One view of the step. overflow: nothing moves while it is set; null where nothing can set it.
+struct Sight {
+    View view;
+    Seen seen;
+    const int* overflow;
+};
+
+// A group's splats in one view: bits of its rows, and the splat of the lowest.
+struct GroupSplats {
+    int first;
+    unsigned rows;
+};
+
+enum Moves { MOVE_VISIBLE, MOVE_TOUCHED, MOVE_DENSE };
+
+// Learning rates as an argument of a kernel: no copy to the device, and no memory of the host that must outlive the call.
+struct Rates {
+    float values[PARAMETERS];
+};
+
+// What is the same for all rows of the step.
+struct Step {
+    Tables tables;
+    float* rates;  // [PARAMETERS], from list_groups on
+    int64_t rows;  // of the tables
+    int views, degree;
+    int moves;    // one of Moves
+    int average;  // number of views that every row averages over; 0: those that see it
+    float scale;  // of the averaged gradient
+    Rule rule;
+    float* bounds;        // of groups, widened by what moves; null where there are none
+    Sight* sights;        // [views]
+    GroupSplats* splats;  // [views, groups]
+    int* groups;          // [groups], those to move in [0, *listed)
+    int* listed;
+};
+
+// Two blocks a multiprocessor of five warps, or of four where several views need registers for 59 sums: 8 to 10 times
+// 22 KB of rows under way, where 32 KB hide the latency of memory at full bandwidth.
+constexpr int MOVE_BLOCKS = 2;
+constexpr int move_warps(bool one) { return one ? 5 : 4; }
+constexpr int STAGED_FLOATS = 3 * GROUP_FLOATS;
+constexpr int RATE_FLOATS = 64;  // PARAMETERS, and what keeps stages at 16 bytes
+// Columns of a row that Adam has in registers at once: 24 loads from shared memory before the first use.
+constexpr int COLUMNS_AT_ONCE = 8;
+
+// Where each group's splats of one view are among all of them; the groups it does not see keep their zeros.
+__global__ void __launch_bounds__(THREADS) find_groups(Sight sight, int number, Step step) {
+    int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+    if (i == 0) step.sights[number] = sight;
+    const int64_t* rows = sight.seen.rows;
+    bool has = i < sight.seen.in_use();
+    unsigned having = __ballot_sync(ALL_LANES, has);
+    if (!has) return;
+    int group = static_cast<int>(rows[i] / WARP);
+    GroupSplats* own = step.splats + number * groups_of(step.rows) + group;
+    // The splats of a group are neighbours: most of a warp's lanes have the same one or two.
+    unsigned peers = __match_any_sync(having, group), bits = __reduce_or_sync(peers, 1u << (rows[i] % WARP));
+    if (lane_index() == __ffs(peers) - 1) atomicOr(&own->rows, bits);
+    if (i == 0 || rows[i - 1] / WARP != group) own->first = static_cast<int>(i);
+}
+
+// The groups to move: none while any overflow is set. And the rates, where move_groups finds them.
+__global__ void __launch_bounds__(THREADS) list_groups(Step step, Rates rates) {
+    if (blockIdx.x == 0 && threadIdx.x < PARAMETERS) step.rates[threadIdx.x] = rates.values[threadIdx.x];
+    int64_t group = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x, groups = groups_of(step.rows);
+    bool stopped = false, moves = group < groups && step.moves == MOVE_DENSE;
+    for (int v = 0; v < step.views; ++v) {
+        const int* overflow = step.sights[v].overflow;
+        stopped = stopped || (overflow != nullptr && *overflow != 0);
+        if (group < groups) moves = moves || step.splats[v * groups + group].rows != 0u;
+    }
+    append(moves && !stopped, static_cast<int>(group), step.groups, step.listed);
+}
+
+// Sums over views of a row's gradient.
+struct SummedGradient {
+    float sums[PARAMETERS] = {};
+    __device__ float at(int column) const { return sums[column]; }
+    __device__ void add(const RowGradient& of_view) {
+#pragma unroll
+        for (int column = 0; column < PARAMETERS; ++column) sums[column] += of_view.at(column);
+    }
+};
+
+template <typename Gradient>
+__device__ bool is_zero(const Gradient& gradient) {
+    bool zero = true;
+#pragma unroll
+    for (int column = 0; column < PARAMETERS; ++column) zero = zero && gradient.at(column) == 0.f;
+    return zero;
+}
+
+// own: the row's parameters in the stage, with its moments GROUP_FLOATS behind one another.
+template <typename Gradient>
+__device__ void move_row(const RowRule& rule, const float* rates, const Gradient& gradient, float* own) {
+#pragma unroll
+    for (int first = 0; first < PARAMETERS; first += COLUMNS_AT_ONCE) {
+        Moving moving[COLUMNS_AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < COLUMNS_AT_ONCE; ++i) {
+            int column = first + i;
+            if (column < PARAMETERS) moving[i] = {own[column], own[column + GROUP_FLOATS], own[column + 2 * GROUP_FLOATS]};
+        }
+#pragma unroll
+        for (int i = 0; i < COLUMNS_AT_ONCE; ++i) {
+            int column = first + i;
+            if (column < PARAMETERS) adam(rule, rates[column], gradient.at(column), moving[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < COLUMNS_AT_ONCE; ++i) {
+            int column = first + i;
+            if (column >= PARAMETERS) continue;
+            own[column] = moving[i].parameter;
+            own[column + GROUP_FLOATS] = moving[i].moment1;
+            own[column + 2 * GROUP_FLOATS] = moving[i].moment2;
+        }
+    }
+}
+
+// A lane's splat in a view, if its row has one.
+struct OwnSplat {
+    bool there;
+    Words record, gradient;
+    __device__ OwnSplat(const Seen& seen, int64_t splat, bool has)
+        : there(has), record(seen.records, splat, has), gradient(seen.gradients, splat, has) {
+        // What is not drawn, since its colour is not finite, never moves.
+        there = there && !isnan(record.values[RECORD_DEPTH]);
+    }
+    __device__ RowGradient differentiated(const View& view, int degree, const float* own) const {
+        return differentiate(view, degree, record.values, gradient.values, own);
+    }
+};
+
+__device__ OwnSplat own_splat(const Seen& seen, GroupSplats splats) {
+    unsigned bit = 1u << lane_index();
+    return OwnSplat(seen, splats.first + __popc(splats.rows & (bit - 1)), splats.rows & bit);
+}
+
+// ONE: the step has one view, `only`, which then lies in the constant bank.
+template <bool ONE>
+__global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_groups(Sight only, Step step) {
+    extern __shared__ __align__(16) float shared[];
+    float* rates = shared;
+    float* stage = shared + RATE_FLOATS + warp_index() * STAGED_FLOATS;
+    float* own = stage + lane_index() * PARAMETERS;
+    for (int i = threadIdx.x; i < PARAMETERS; i += blockDim.x) rates[i] = step.rates[i];
+    __syncthreads();
+    bool dense = step.moves == MOVE_DENSE, touched_only = step.moves == MOVE_TOUCHED;
+    int64_t groups = groups_of(step.rows);
+    int listed = *step.listed, warps = gridDim.x * (blockDim.x / WARP);
+    for (int k = blockIdx.x * (blockDim.x / WARP) + warp_index(); k < listed; k += warps) {
+        int64_t group = step.groups[k], at = group * GROUP_FLOATS;
+        const GroupSplats* splats = step.splats + group;
+        unsigned there = rows_there(step.rows, group), wanted = dense ? there : 0u;
+        for (int v = 0; v < (ONE ? 1 : step.views); ++v) wanted |= splats[v * groups].rows;
+        int floats = __popc(there) * PARAMETERS;
+        unsigned pieces = pieces_of(wanted, PARAMETERS, floats);
+        auto fetch_moments = [&] {
+            fetch_pieces(stage + GROUP_FLOATS, step.tables.moment1 + at, pieces, floats);
+            fetch_pieces(stage + 2 * GROUP_FLOATS, step.tables.moment2 + at, pieces, floats);
+        };
+        fetch_pieces(stage, step.tables.parameters + at, pieces, floats);
+        __pipeline_commit();
+        if (!touched_only) fetch_moments();
+        __pipeline_commit();
+        auto await_parameters = [] {
+            __pipeline_wait_prior(1);
+            __syncwarp();
+        };
+
+        std::conditional_t<ONE, RowGradient, SummedGradient> gradient;
+        int views = 0;
+        if constexpr (ONE) {
+            OwnSplat splat = own_splat(only.seen, *splats);
+            await_parameters();
+            if (splat.there) {
+                views = 1;
+                gradient = splat.differentiated(only.view, step.degree, own);
+            }
+        } else {
+            await_parameters();
+            for (int v = 0; v < step.views; ++v) {
+                OwnSplat splat = own_splat(step.sights[v].seen, splats[v * groups]);
+                if (!splat.there) continue;
+                ++views;
+                gradient.add(splat.differentiated(step.sights[v].view, step.degree, own));
+            }
+        }
+
+        bool moves = dense ? there >> lane_index() & 1u : views > 0 && !(touched_only && is_zero(gradient));
+        unsigned moved = __ballot_sync(ALL_LANES, moves);
+        if (moved != wanted) pieces = pieces_of(moved, PARAMETERS, floats);
+        if (touched_only) {
+            fetch_moments();
+            __pipeline_commit();
+        }
+        __pipeline_wait_prior(0);
+        __syncwarp();
+        if (moves) {
+            RowRule rule = rule_of(step.rule, step.average > 0 ? step.average : views);
+            rule.share *= step.scale;
+            move_row(rule, rates, gradient, own);
+            if (step.bounds != nullptr) {
+                const View& any = only.view;  // Convention and footprint are those of every view.
+                widen_group(step.bounds, group * WARP + lane_index(), make_float3(own[MEAN], own[MEAN + 1], own[MEAN + 2]),
+                            extent_of(own + LOG_SCALE, own[OPACITY_LOGIT], any.alpha_min, any.square));
+            }
+        }
+        __syncwarp();
+        store_pieces(step.tables.parameters + at, stage, pieces, floats);
+        store_pieces(step.tables.moment1 + at, stage + GROUP_FLOATS, pieces, floats);
+        store_pieces(step.tables.moment2 + at, stage + 2 * GROUP_FLOATS, pieces, floats);
+        __syncwarp();
+    }
+}
+
+template <bool ONE>
+static cudaError_t launch(Queue queue, const Sight& only, const Step& step) {
+    int multiprocessors, room;
+    CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, queue.device));
+    CHECK(cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, queue.device));
+    int floats = room / static_cast<int>(sizeof(float));
+    int warps = std::min(move_warps(ONE), (floats - RATE_FLOATS) / STAGED_FLOATS);
+    int bytes = (RATE_FLOATS + warps * STAGED_FLOATS) * static_cast<int>(sizeof(float));
+    CHECK(cudaFuncSetAttribute(move_groups<ONE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int64_t blocks = std::min<int64_t>((groups_of(step.rows) + warps - 1) / warps, multiprocessors * MOVE_BLOCKS);
+    move_groups<ONE><<<static_cast<unsigned>(blocks), warps * WARP, bytes, queue.stream>>>(only, step);
+    return cudaGetLastError();
+}
+
+// sights: [step->views] of the host.
+EXPORT int project_backward_adam(Queue queue, const Sight* sights, const Step* step, const Rates* rates) {
+    CHECK(cudaSetDevice(queue.device));
+    int64_t groups = groups_of(step->rows);
+    CHECK(cudaMemsetAsync(step->splats, 0, step->views * groups * sizeof(GroupSplats), queue.stream));
+    CHECK(cudaMemsetAsync(step->listed, 0, sizeof(int), queue.stream));
+    for (int v = 0; v < step->views; ++v) {
+        int64_t blocks = std::max<int64_t>((sights[v].seen.count + THREADS - 1) / THREADS, 1);
+        find_groups<<<static_cast<unsigned>(blocks), THREADS, 0, queue.stream>>>(sights[v], v, *step);
+        CHECK(cudaGetLastError());
+    }
+    list_groups<<<static_cast<unsigned>((groups + THREADS - 1) / THREADS), THREADS, 0, queue.stream>>>(*step, *rates);
+    CHECK(cudaGetLastError());
+    return step->views == 1 ? launch<true>(queue, sights[0], *step) : launch<false>(queue, sights[0], *step);
+}

@@ -1,0 +1,165 @@
+"""Splats on their way between ranks: which rank's tiles each one touches, packed for the wire, gradients back.
+
+A view's records travel by destination, and to one destination in the order of the splats; they arrive by source. A
+rank's records for itself never enter the buffer: their places in it are left as they are (the `hole`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cuda_src.camera import Camera
+from cuda_src.layout import GRADIENT, RECORD, RECORD_STRIDE
+from cuda_src.operators import KernelSet, Splats
+from cuda_src.packing import id_words
+from cuda_src.workspace import Workspace
+
+MOST_RANKS = 64
+"""A splat's ranks are the bits of an int64."""
+SENT_GRADIENTS = 9
+"""Columns of a splat's gradient that travel back: all but the depth's."""
+
+SENT_RECORDS = 0
+"""Columns of `Routing.counts`, for each destination: records that it is sent,"""
+SENT_INSTANCES = 1
+"""and tile instances that they have among its tiles;"""
+OWN_SPLATS = 2
+"""the same for every destination: splats of the view (more than its room has, if that is too small),"""
+OWN_UNDRAWN = 3
+"""those of them that are not drawn,"""
+OVERFLOWED = 4
+"""and 1 if the room was too small for them."""
+ROUTE_COUNTS = 5
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where a view's splats go. masks: [V] int64, bit r for rank r. counts: [ranks, ROUTE_COUNTS] int64.
+
+    ends: [ranks, blocks] int64, records up to and with each block of splats of each rank; None where a back end finds
+    places without.
+    """
+
+    masks: torch.Tensor
+    counts: torch.Tensor
+    ends: torch.Tensor | None = None
+
+    @property
+    def ranks(self) -> int:
+        return int(self.counts.shape[0])
+
+    def splats_to(self, rank: int) -> torch.Tensor:
+        """Splats that the rank is sent, ascending, [n] int64; read by the host."""
+        return ((self.masks >> rank) & 1).nonzero()[:, 0]
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Rows first : first + count of a buffer that holds those of all ranks: what a rank has for itself."""
+
+    first: int = 0
+    count: int = 0
+
+
+NO_HOLE = Hole()
+
+
+def wire_width(real: torch.dtype) -> int:
+    """Numbers of a record on the wire: its columns, and an id's 64 bits."""
+    return RECORD + id_words(real)
+
+
+def take_records(kernels: KernelSet, workspace: Workspace, name: str, count: int) -> torch.Tensor:
+    """Memory for records, [count, RECORD], whose rows lie as the back end's kernels read them."""
+    stride = RECORD_STRIDE if kernels.backend == "compiled" else RECORD
+    return workspace.take(name, (count, stride), kernels.dtype)[:, :RECORD]
+
+
+def route_splats(
+    kernels: KernelSet,
+    splats: Splats,
+    camera: Camera,
+    owners: torch.Tensor,  # [tiles of the image] int32, rank that renders each
+    ranks: int,
+    workspace: Workspace,
+    depth_limit: torch.Tensor | None = None,  # as given to `bin_splats`
+    min_opacity: float = 0.0,
+) -> Routing:
+    """Which ranks' tiles each splat is listed in: by exactly the test that `bin_splats` lists by.
+
+    Records lie as `project` leaves them, or in `take_records`. Splats below min_opacity go nowhere. ValueError for more
+    than 64 ranks.
+    """
+    if ranks > MOST_RANKS:
+        raise ValueError(f"expected at most {MOST_RANKS} ranks, got {ranks}")
+    return kernels.called.route_splats(kernels, splats, camera, owners, ranks, workspace, depth_limit, min_opacity)
+
+
+def pack_records(
+    kernels: KernelSet,
+    splats: Splats,
+    routing: Routing,
+    rank: int,
+    wire: torch.Tensor,  # [rows, >= wire_width] real, contiguous, written
+) -> None:
+    """Records and ids of what goes to other ranks, id's bits behind the record, as far as the rows reach.
+
+    Columns behind the id are not written.
+    """
+    kernels.called.pack_records(kernels, splats, routing, rank, wire)
+
+
+def keep_records(
+    kernels: KernelSet,
+    splats: Splats,
+    routing: Routing,
+    rank: int,
+    hole: Hole,
+    records: torch.Tensor,  # [R, RECORD] real, of `take_records`, written in the hole
+    ids: torch.Tensor,  # [R] int64, written in the hole
+) -> None:
+    """What a rank has for itself, put in its place among the records that arrive there."""
+    kernels.called.keep_records(kernels, splats, routing, rank, hole, records, ids)
+
+
+def unpack_records(
+    kernels: KernelSet,
+    wire: torch.Tensor,  # [R, >= wire_width] real, contiguous
+    hole: Hole,
+    records: torch.Tensor,  # [R, RECORD] real, of `take_records`, written outside the hole
+    ids: torch.Tensor,  # [R] int64, written outside the hole
+) -> None:
+    """The reverse of `pack_records`, for what came from other ranks."""
+    kernels.called.unpack_records(kernels, wire, hole, records, ids)
+
+
+def pack_gradients(
+    kernels: KernelSet,
+    gradients: torch.Tensor,  # [R, GRADIENT] real, rows may lie further apart
+    hole: Hole,
+    out: torch.Tensor,  # [R, SENT_GRADIENTS] real, contiguous, written outside the hole
+    zeros: torch.Tensor,  # [1] int64, added to
+) -> None:
+    """The columns that travel back, of all records but the rank's own; zeros counts rows that are exactly zero."""
+    kernels.called.pack_gradients(kernels, gradients, hole, out, zeros)
+
+
+def sum_gradients(
+    kernels: KernelSet,
+    routing: Routing,
+    returned: torch.Tensor,  # [S, SENT_GRADIENTS] real, contiguous, in the order in which the records were sent
+    rank: int,
+    gradients: torch.Tensor | None,  # [R, GRADIENT] real: where the rank's own are, in the hole; None: in `returned`
+    hole: Hole,
+    out: torch.Tensor,  # [V, GRADIENT] real, rows may lie further apart, written
+    zeros: torch.Tensor,  # [1] int64, added to
+) -> None:
+    """By splat: the sum over ranks of its gradients, rank after rank, so that it has the same bits each time.
+
+    Zero for what went nowhere; the depth's column is zero. zeros counts the rank's own rows that are exactly zero.
+    """
+    if out.shape[1] != GRADIENT:
+        raise ValueError(f"expected gradients of {GRADIENT} columns, got {out.shape[1]}")
+    kernels.called.sum_gradients(kernels, routing, returned, rank, gradients, hole, out, zeros)

@@ -1,0 +1,99 @@
+"""Rooms of views: what a view needed when it was last visited, so that a step need not wait for what it needs now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cuda_src.operators import Bins, Room
+
+MARGIN_SHARE = 32
+"""A room exceeds the last need by one part in so many. Sorts run over the whole room, so 3 % costs 0.01 of 8 ms at 20 M
+Gaussians; a room too small costs two steps. Between two visits a view's counts move by a percent or two."""
+MARGIN = 1024
+"""And by so many, for views of few splats: one densified cluster may double them."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a view needed: splats, those of them that are not drawn, and instances; overflow: some room was too small.
+
+    instances is what the listed splats have: fewer than there would be where the room for splats was too small.
+    """
+
+    splats: int
+    undrawn: int
+    instances: int
+    overflow: bool = False
+
+
+class Rooms:
+    """What each view needed at its last visit, and the overflow flag that all their rooms share."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.overflow = torch.zeros(1, dtype=torch.int32, device=device)
+        self._needs: dict[int, tuple[int, int]] = {}
+        self._refused: set[int] = set()
+
+    def of(self, views: Iterable[int]) -> list[Room] | None:
+        """A room for each view; None if one of them has no visit to learn from, or is refused."""
+        rooms = []
+        for view in views:
+            need = self._needs.get(view)
+            if need is None or view in self._refused:
+                return None
+            rooms.append(Room(_with_margin(need[0]), _with_margin(need[1]), self.overflow))
+        return rooms
+
+    def learn(self, view: int, splats: int, instances: int) -> None:
+        """What a visit of the view needed."""
+        self._needs[view] = splats, instances
+
+    def grow(self, view: int, splats: int, instances: int) -> None:
+        """What the view needed is at least so much: with splats that are not drawn, which exact counts leave out."""
+        known = self._needs.get(view, (0, 0))
+        self._needs[view] = max(known[0], splats), max(known[1], instances)
+
+    def refuse(self, view: int) -> None:
+        """The view overflows whatever its room: it keeps exact steps."""
+        self._refused.add(view)
+
+    def clear(self) -> None:
+        """Forget every view: the Gaussians are others now."""
+        self._needs.clear()
+        self._refused.clear()
+
+
+def _with_margin(need: int) -> int:
+    return need + need // MARGIN_SHARE + MARGIN
+
+
+class Readback:
+    """Needs and losses of a step's views on their way to the host; nobody waits before `read`."""
+
+    def __init__(self, views: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._device = device
+        self._needs = torch.empty((views, 4), dtype=torch.int64, pin_memory=on_gpu)
+        self._losses = torch.empty(views, pin_memory=on_gpu)
+        self._arrived = torch.cuda.Event() if on_gpu else None
+
+    def send(self, bins: Sequence[Bins], losses: Sequence[torch.Tensor]) -> None:
+        """Copy what these views left, behind the work queued so far; their memory may be reused by later work."""
+        for i, (of_view, loss) in enumerate(zip(bins, losses, strict=True)):
+            assert of_view.needed is not None
+            self._needs[i].copy_(of_view.needed, non_blocking=True)
+            self._losses[i].copy_(loss, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record(torch.cuda.current_stream(self._device))
+
+    def read(self) -> tuple[list[Need], list[float]]:
+        """Need and loss of every view; waits until they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        needs = [
+            Need(splats, undrawn, instances, bool(flag)) for splats, undrawn, instances, flag in self._needs.tolist()
+        ]
+        return needs, self._losses.tolist()

@@ -1,0 +1,200 @@
+"""What the lane tells of exposed and hidden time, on streams whose clocks a test moves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from strategies.distribution import device_lane
+from strategies.distribution.device_lane import DeviceLane, Tally
+
+DEVICE = torch.device("cuda", 0)
+CYCLES = 1e9
+"""Of the pretended device, a second."""
+
+
+class Stream:
+    """A queue of work, of which only the time at which it is done is known: `now`, seconds."""
+
+    def __init__(self, device: object = None) -> None:
+        self.now = 0.0
+
+    def wait_event(self, event: Event) -> None:
+        self.now = max(self.now, event.at)
+
+    def wait_stream(self, other: Stream) -> None:
+        self.now = max(self.now, other.now)
+
+
+class Event:
+    """The moment at which a stream comes to it. past: whether the device has."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at, self.past = 0.0, True
+
+    def record(self, stream: Stream) -> None:
+        self.at = stream.now
+
+    def query(self) -> bool:
+        return self.past
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, other: Event) -> float:
+        return (other.at - self.at) * 1e3
+
+
+class Device:
+    """The streams of a pretended GPU; `compute` is the one that computation is queued on."""
+
+    def __init__(self) -> None:
+        self.compute = Stream()
+        self.current = self.compute
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def sleep(self, cycles: int) -> None:
+        self.current.now += cycles / CYCLES
+
+    def works(self, seconds: float) -> None:
+        self.current.now += seconds
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Device:
+    here = Device()
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: here.current)
+    monkeypatch.setattr(torch.cuda, "stream", here.stream)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", here.sleep, raising=False)
+    monkeypatch.setattr(device_lane, "WATCH_SECONDS", 0.005)
+    return here
+
+
+@pytest.fixture
+def lane(gpu: Device) -> Iterator[Callable[..., DeviceLane]]:
+    """Makes lanes that end with the test."""
+    made: list[DeviceLane] = []
+
+    def make(timeout: float = 60.0, on_silence: Callable[[str], None] = lambda stage: None, pace=None) -> DeviceLane:
+        made.append(DeviceLane(DEVICE, timeout, on_silence, pace))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def exchange(
+    gpu: Device, lane: DeviceLane, tally: Tally, seconds: float, size: int = 0, begins: bool = True, ends: bool = True
+) -> device_lane.Crossing:
+    with lane.crossing(tally, size) as crossing:
+        gpu.works(seconds)
+        crossing.began.past, crossing.ended.past = begins, ends
+    return crossing
+
+
+@pytest.mark.parametrize(
+    ("beside", "exposed", "hidden"), [(0.0, 5.0, 0.0), (2.0, 3.0, 2.0), (5.0, 0.0, 5.0), (9.0, 0.0, 5.0)]
+)
+def test_what_runs_beside_work_is_hidden_and_the_rest_exposed(gpu, lane, beside, exposed, hidden):
+    here, tally = lane(), Tally("forward", {}, {})
+    gpu.works(10.0)
+    crossing = exchange(gpu, here, tally, seconds=5.0)
+    gpu.works(beside)
+    here.join(crossing)
+    here.settle()
+    assert tally.exposed["forward"] == pytest.approx(exposed)
+    assert tally.hidden["forward"] == pytest.approx(hidden)
+    assert gpu.compute.now == pytest.approx(10.0 + max(5.0, beside))
+
+
+def test_an_exchange_begins_when_what_it_sends_is_computed(gpu, lane):
+    here = lane()
+    gpu.works(10.0)
+    crossing = exchange(gpu, here, Tally("a", {}, {}), seconds=1.0)
+    assert (crossing.began.at, crossing.ended.at) == (10.0, 11.0)
+
+
+def test_two_exchanges_of_a_stage_share_the_wait_for_the_second(gpu, lane):
+    here, tally = lane(), Tally("a", {}, {})
+    first, second = (exchange(gpu, here, tally, seconds=2.0) for _ in range(2))
+    gpu.works(1.0)
+    here.join(second)
+    here.join(first)
+    here.settle()
+    assert tally.exposed["a"] == pytest.approx(3.0)
+    assert tally.hidden["a"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("beside", "took"), [(0.0, 4.0), (3.0, 4.0), (6.0, 6.0)])
+def test_a_paced_exchange_ends_no_earlier_than_its_bytes_allow_and_work_goes_on_beside_it(gpu, lane, beside, took):
+    here, tally = lane(pace=100.0), Tally("a", {}, {})
+    start = gpu.compute.now
+    crossing = exchange(gpu, here, tally, seconds=1.0, size=400)
+    gpu.works(beside)
+    here.join(crossing)
+    here.settle()
+    assert gpu.compute.now - start == pytest.approx(took)
+    assert tally.exposed["a"] + tally.hidden["a"] == pytest.approx(4.0)
+
+
+def test_paced_exchanges_share_one_link(gpu, lane):
+    here, tally = lane(pace=100.0), Tally("a", {}, {})
+    start = gpu.compute.now
+    both = [exchange(gpu, here, tally, seconds=0.5, size=400) for _ in range(2)]
+    for crossing in both:
+        here.join(crossing)
+    assert gpu.compute.now - start == pytest.approx(8.0)
+
+
+def test_the_time_for_which_the_device_stands_still_while_the_host_waits_is_exposed(gpu, lane):
+    here, tally = lane(), Tally("counts", {}, {})
+    with here.standstill(tally, took=lambda: 5.0):
+        gpu.works(2.0)  # Nothing was queued: two seconds pass.
+    here.settle()
+    assert tally.exposed == {"counts": 2.0}
+    assert tally.hidden == {"counts": 3.0}
+
+
+def test_seconds_are_added_up_on_the_way_so_that_events_do_not_pile_up(gpu, lane, monkeypatch):
+    monkeypatch.setattr(device_lane, "SETTLED_AT", 3)
+    here, tally = lane(), Tally("a", {}, {})
+    for _ in range(10):
+        here.join(exchange(gpu, here, tally, seconds=1.0))
+    assert tally.exposed["a"] >= 4.0
+
+
+def test_an_exchange_that_does_not_end_is_told_once_by_its_stage(gpu, lane):
+    told: list[str] = []
+    heard = threading.Event()
+
+    def on_silence(stage: str) -> None:
+        told.append(stage)
+        heard.set()
+
+    here = lane(timeout=0.02, on_silence=on_silence)
+    for stage in ("well", "stuck", "behind it"):
+        exchange(gpu, here, Tally(stage, {}, {}), seconds=1.0, ends=stage == "well")
+    assert heard.wait(10.0)
+    assert not heard.clear()
+    assert not heard.wait(0.1)
+    assert told == ["stuck"]
+
+
+def test_an_exchange_that_has_not_begun_is_not_late(gpu, lane):
+    told: list[str] = []
+    here = lane(timeout=0.02, on_silence=told.append)
+    exchange(gpu, here, Tally("a", {}, {}), seconds=1.0, begins=False, ends=False)
+    assert not threading.Event().wait(0.2)
+    assert told == []

@@ -1,0 +1,87 @@
+"""`single` with compiled kernels: a steady step waits for nothing and allocates nothing; overflows are done again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cuda_src.operators import KernelSet
+from strategies.base import World
+from strategies.distribution.communicator import LocalCommunicator
+from strategies.single.info import SingleOptions
+from strategies.single.strategy import Single
+from strategies.training import rooms as rooms_module
+from strategies.training.config import Training
+from strategies.views import ViewQueue
+
+pytestmark = pytest.mark.gpu
+
+# An epsilon that keeps Adam's step smooth near a gradient of zero, since sums by atomics differ in the last bit.
+TRAINING = Training(sh_every=0, epsilon=1e-3, rate_scale=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("compiled kernels need a GPU")
+
+
+@pytest.fixture
+def single(make_scene):
+    """A strategy on the GPU whose images lie there too, and the queue of its views."""
+
+    def build(batch: int = 1, rooms: bool = True, training: Training = TRAINING, count: int = 400):
+        scene, device = make_scene(count=count), torch.device("cuda", 0)
+        scene.images.images = [image.to(device) for image in scene.images.images]
+        context = scene.context(KernelSet("compiled", device), training, batch)
+        context = replace(context, world=World.alone(device), comm=LocalCommunicator(device))
+        strategy = Single()
+        strategy.setup(context, scene.source, scene.images, SingleOptions())
+        if not rooms:
+            strategy.rooms = strategy.late = None
+        return strategy, ViewQueue(range(4), shuffle=False)
+
+    return build
+
+
+@pytest.mark.parametrize("optimizer", ["visible", "touched", "dense"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_steady_step_reads_nothing_on_the_host_and_allocates_nothing(single, batch, optimizer):
+    strategy, queue = single(batch, training=TRAINING.model_copy(update={"optimizer": optimizer}))
+    for _ in range(16 // batch):
+        strategy.step(queue)
+    strategy.settle()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(8 // batch):
+            strategy.step(queue)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == held
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("too_small", [(0, None), (None, 0), None])
+def test_gaussians_are_those_of_exact_steps_whatever_overflows(monkeypatch, single, batch, too_small):
+    monkeypatch.setattr(rooms_module, "MARGIN", 8)
+    (ours, mine), (exact, theirs) = single(batch), single(batch, rooms=False)
+    reports = []
+    for step in range(16 // batch):
+        if step == 8 // batch and too_small is not None:
+            ours.settle()
+            for view in (1, 2):
+                (splats, instances), (few, short) = ours.rooms._needs[view], too_small
+                ours.rooms.learn(view, splats if few is None else few, instances if short is None else short)
+        reports.append((ours.step(mine), exact.step(theirs)))
+    for a, b in reports:
+        assert a.loss.item() == pytest.approx(b.loss.item(), rel=1e-4)
+        assert (a.visible_gaussians, a.tile_instances) == (b.visible_gaussians, b.tile_instances)
+    for a, b in zip(ours.shards(), exact.shards(), strict=True):
+        assert torch.equal(a.ids, b.ids)
+        assert torch.allclose(a.parameters, b.parameters, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(a.moment1, b.moment1, rtol=1e-3, atol=1e-6)
+    assert int(ours.rooms.overflow) == 0
