@@ -8,12 +8,13 @@ from importlib.metadata import entry_points
 
 from strategies.bytesplat.info import INFO as BYTESPLAT
 from strategies.grendel.info import INFO as GRENDEL
+from strategies.gsplat_peer.info import INFO as GSPLAT
 from strategies.info import BrokenPluginError, StrategyInfo
 from strategies.single.info import INFO as SINGLE
 from strategies.splaxel.info import INFO as SPLAXEL
 from strategies.unified.info import INFO as UNIFIED
 
-BUILT_IN = (SINGLE, GRENDEL, SPLAXEL, BYTESPLAT, UNIFIED)
+BUILT_IN = (SINGLE, GRENDEL, SPLAXEL, BYTESPLAT, UNIFIED, GSPLAT)
 ENTRY_POINT_GROUP = "harness.strategies"
 
 

@@ -1,0 +1,147 @@
+"""`gsplat`: the same training with another code base's renderer, autograd tape and sparse optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from cuda_src.autograd import l1_ssim_loss
+from cuda_src.camera import TILE, Camera
+from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
+from strategies.gsplat_peer.info import GsplatOptions
+from strategies.gsplat_peer.optimizer import PeerAdam
+from strategies.gsplat_peer.parameters import SplitGaussians
+from strategies.info import Options
+from strategies.morton import source_order
+from strategies.training.schedule import sh_degree
+from strategies.views import ViewQueue
+
+FARTHEST = 1e10
+"""gsplat's far plane where a camera has none, world units."""
+MOST_GAUSSIANS = (2**32 - 1) // 45
+"""Its Adam counts the elements of a tensor in 32 bits; the largest has 45 a Gaussian."""
+
+
+class GsplatPeer(Strategy):
+    """gsplat.rasterization, our L1 + SSIM by its autograd wrapper, autograd's backward, gsplat.SelectiveAdam."""
+
+    def setup(self, ctx: Context, source: GaussianSource, images: ImageSource, options: Options) -> None:
+        import gsplat  # Not before: a machine that plans or tests need not have it.
+
+        assert isinstance(options, GsplatOptions)
+        self.ctx, self.images, self.options = ctx, images, options
+        self.device = ctx.world.devices[0]
+        if self.device.type == "cuda" and ctx.kernels.dtype != torch.float32:
+            raise ValueError(f"gsplat computes in float32, not {ctx.kernels.precision}")
+        if source.count > MOST_GAUSSIANS:
+            raise ValueError(
+                f"gsplat's Adam moves at most {MOST_GAUSSIANS:,} Gaussians, the scene has {source.count:,}"
+            )
+        self.rasterization, self.adam = gsplat.rasterization, gsplat.SelectiveAdam
+        ids = torch.arange(source.count) if options.order == "source" else source_order(source, self.device)
+        self._hold(SplitGaussians.from_source(source, ids, self.device, ctx.kernels.dtype))
+        self.lenses: dict[Camera, tuple[torch.Tensor, torch.Tensor]] = {}
+        colour = torch.tensor([ctx.training.background], dtype=ctx.kernels.dtype, device=self.device)
+        self.background = colour if any(ctx.training.background) else None
+        self._images_seen = 0
+
+    def _hold(self, gaussians: SplitGaussians) -> None:
+        self.gaussians = gaussians
+        self.optimizer = PeerAdam(self.adam, gaussians, self.ctx.training, self.ctx.extent)
+
+    def step(self, queue: ViewQueue) -> StepReport:
+        ctx, clock = self.ctx, self.ctx.clock
+        degree = sh_degree(ctx.training, self._images_seen)
+        losses, seen, instances = [], [], 0
+        for view in queue.take(queue.peek(ctx.batch)):
+            camera = ctx.cameras[view]
+            with clock("project+bin+raster_forward"):
+                image, meta = self._rasterize(camera, degree)
+            with clock("loss"):
+                target = self.images.region(view, Rect.whole(camera), self.device)
+                mask = self.images.mask(view, Rect.whole(camera), self.device)
+                loss = l1_ssim_loss(ctx.kernels, image, target, mask, ctx.training.ssim_weight)
+            with clock("raster_backward+project_backward"):
+                loss.backward()
+            losses.append(loss.detach())
+            seen.append(self._seen(meta))
+            instances += len(meta["flatten_ids"])
+        with clock("optimize"):
+            self._images_seen += ctx.batch
+            self.optimizer.step(seen, self._images_seen)
+        visible = torch.stack([rows.count_nonzero() for rows in seen]).sum()
+        return StepReport(ctx.batch, 1, torch.stack(losses).mean(), visible, instances)
+
+    def _rasterize(self, camera: Camera, degree: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The image, [H, W, 3], and what gsplat tells of it; activations as its own trainer applies them."""
+        held = self.gaussians.parameters
+        pose, lens = self._lens(camera)
+        convention = self.ctx.kernels.convention
+        packed = self.options.packed
+        image, opacity, meta = self.rasterization(
+            means=held["mean"],
+            quats=held["quaternion"],
+            scales=torch.exp(held["log_scale"]),
+            opacities=torch.sigmoid(held["opacity"]),
+            colors=torch.cat([held["sh_dc"], held["sh_rest"]], dim=1),
+            viewmats=pose,
+            Ks=lens,
+            width=camera.width,
+            height=camera.height,
+            near_plane=convention.near,
+            far_plane=min(camera.far, FARTHEST),
+            eps2d=convention.dilation,
+            sh_degree=degree,
+            packed=packed,
+            tile_size=TILE,
+            backgrounds=None if packed else self.background,
+            rasterize_mode="classic",
+            absgrad=False,
+        )
+        if packed and self.background is not None:
+            # Version 1.5.3 refuses a background of packed splats: it expects one without the axis of cameras.
+            image = image + (1 - opacity) * self.background
+        return image[0], meta
+
+    def _lens(self, camera: Camera) -> tuple[torch.Tensor, torch.Tensor]:
+        """World-to-camera [1, 4, 4] and intrinsics [1, 3, 3] on the device, sent once a camera."""
+        if camera not in self.lenses:
+            pose, lens = (
+                torch.tensor(matrix, dtype=self.ctx.kernels.dtype, device=self.device)[None]
+                for matrix in (
+                    camera.world_to_camera,
+                    [[camera.fx, 0.0, camera.cx], [0.0, camera.fy, camera.cy], [0.0, 0.0, 1.0]],
+                )
+            )
+            self.lenses[camera] = pose, lens
+        return self.lenses[camera]
+
+    def _seen(self, meta: dict[str, Any]) -> torch.Tensor:
+        """[N] bool: Gaussians with a radius in the view, gsplat's `visible`."""
+        if not self.options.packed:
+            return (meta["radii"] > 0).all(dim=-1)[0]
+        seen = torch.zeros(len(self.gaussians.ids), dtype=torch.bool, device=self.device)
+        seen[meta["gaussian_ids"]] = True
+        return seen
+
+    @torch.no_grad()
+    def render(self, camera: Camera) -> torch.Tensor | None:
+        with self.ctx.clock("project+bin+raster_forward"):
+            image, _ = self._rasterize(camera, sh_degree(self.ctx.training, self._images_seen))
+        return image.clamp(0, 1)
+
+    def shards(self) -> Iterator[Shard]:
+        return self.gaussians.shards()
+
+    def load(self, reader: ShardReader) -> None:
+        self._hold(SplitGaussians.from_reader(reader, self.device, self.ctx.kernels.dtype))
+
+    @property
+    def images_seen(self) -> int:
+        return self._images_seen
+
+    @property
+    def tensor_bytes(self) -> list[int]:
+        return [self.gaussians.bytes]
