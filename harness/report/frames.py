@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.records.load import canonical, samples
+from harness.records.load import canonical, samples_of
 from harness.records.schema import Record
 from harness.records.store import records
 from harness.report.headlines import headlines
@@ -91,6 +91,7 @@ def _row(record: Record) -> dict[str, Any]:
     width, height = (facts.width, facts.height) if facts else (cell["size"] or (0, 0)) if spec.get("city") else (0, 0)
     return {
         "suite": record.suite,
+        "run": record.run,
         "cell_id": record.cell_id,
         "code_id": record.code_id,
         "environment_id": record.environment_id,
@@ -174,9 +175,5 @@ def _measurements(rows: pd.DataFrame, chosen: dict[int, tuple[Path, Record]]) ->
 
 
 def _samples(rows: pd.DataFrame, chosen: dict[int, tuple[Path, Record]]) -> pd.DataFrame:
-    found = []
-    for number, cell in zip(rows["record"], rows["cell"], strict=True):
-        frame = samples(chosen[number][0])
-        if len(frame):
-            found.append(frame.assign(record=number, cell=cell))
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+    numbered = zip(rows["record"], rows["cell"], strict=True)
+    return samples_of((*chosen[number], {"record": number, "cell": cell}) for number, cell in numbered)

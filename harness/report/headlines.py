@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.measure.statistics import median_noise
+from harness.report.convergence import quality_gaps
 from harness.report.labels import GROUP, cell_labels, group_titles, series, variants
 from harness.report.palette import strategy_order
 
@@ -12,6 +13,7 @@ _JOB_VALUES = (
     "views_per_second",
     "optimizer_steps_per_second",
     "step_seconds",
+    "render_seconds",
     "train_seconds",
     "gaussians_count",
 )
@@ -51,13 +53,17 @@ def headlines(rows: pd.DataFrame, measurements: pd.DataFrame, raw: pd.DataFrame)
         cells[f"initial_{metric}"] = start.groupby("cell").median()
     cells["noise"] = _noise(raw[raw["record"].isin(ok)] if len(raw) else raw).reindex(cells.index)
     # A step may take several views though the batch is one, and even as many optimizer steps (view consolidation).
-    cells["views_a_step"] = (cells["views_per_second"] * cells["step_seconds"]).fillna(cells["batch"])
+    step = cells["step_seconds"].fillna(cells["render_seconds"])
+    cells["views_a_step"] = (cells["views_per_second"] * step).fillna(cells["batch"])
     _traffic(cells, usable)
     cells["label"] = cell_labels(cells)
     cells["title"] = group_titles(cells)
     cells["series"] = series(cells)
     cells["variant"] = variants(cells)
     cells["speedup"] = _speedup(cells)
+    runs = rows.set_index("record")["run"]
+    cells["over_gsplat"] = _over_gsplat(cells, rates[rates["metric"] == "views_per_second"], runs)
+    cells["quality_gap"] = quality_gaps(cells)
     return _ordered(cells)
 
 
@@ -71,7 +77,8 @@ def _noise(raw: pd.DataFrame) -> pd.Series:
     """Relative noise of the median pass, the largest of a cell's repeats; null where no passes were measured."""
     if raw.empty:
         return pd.Series(dtype="float64")
-    passes = raw[(raw["series"] == "passes") & (raw["metric"] == "step_seconds") & (raw["warmup"] != True)]  # noqa: E712
+    of_passes = (raw["series"] == "passes") & raw["metric"].isin(["step_seconds", "render_seconds"])
+    passes = raw[of_passes & (raw["warmup"] != True)]  # noqa: E712
     by_record = passes.groupby(["cell", "record"])["value"].agg(lambda seconds: median_noise(seconds.to_numpy()))
     return by_record.groupby("cell").max()
 
@@ -100,6 +107,21 @@ def _speedup(cells: pd.DataFrame) -> pd.Series:
         bases = bases.fillna(cells.join(base, on=keys)["base"].astype("float64"))
     others = cells.groupby(GROUP, dropna=False)["views_per_second"].transform("count") > 1
     return (cells["views_per_second"] / bases).where(others)
+
+
+def _over_gsplat(cells: pd.DataFrame, rates: pd.DataFrame, runs: pd.Series) -> pd.Series:
+    """views/s over those of the fastest cell of `gsplat` in the group, on as many ranks, in the same run.
+
+    rates: views/s by record. runs: by record. Null where a run has no such cell; of several runs the median.
+    """
+    if rates.empty:
+        return pd.Series(float("nan"), index=cells.index)
+    by_run = rates.assign(run=rates["record"].map(runs)).groupby(["cell", "run"], as_index=False)["value"].median()
+    where = [*GROUP, "ranks", "environment_id", "run"]
+    by_run = by_run.join(cells[[*GROUP, "ranks", "environment_id", "strategy"]], on="cell")
+    peers = by_run[by_run["strategy"] == "gsplat"].groupby(where, dropna=False)["value"].max().rename("peer")
+    found = by_run.join(peers, on=where)
+    return (found["value"] / found["peer"]).groupby(found["cell"]).median().reindex(cells.index)
 
 
 def _ordered(cells: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from harness.report import pictures
+from harness.report.convergence import TOLERANCE_DB
 from harness.report.frames import Results
 from harness.report.overview import Finding, findings, verdicts
 from harness.report.parts import Lines, Plot, Section
@@ -13,10 +14,11 @@ from harness.report.reading import notes
 from harness.report.sections import (
     ablation,
     batch_rules,
+    cost_curve,
     environment,
     growth,
+    kernels,
     mechanisms,
-    operators,
     quality,
     scaling,
     stages,
@@ -26,8 +28,8 @@ from harness.report.sections import (
 )
 from harness.report.sections.cells import CellRow, cell_rows
 
-_BEFORE_PICTURES = (throughput, scaling, stages, traffic, growth, ablation, batch_rules, quality)
-_AFTER_PICTURES = (mechanisms, operators, workload, environment)
+_BEFORE_PICTURES = (throughput, cost_curve, scaling, stages, traffic, growth, ablation, batch_rules, quality)
+_AFTER_PICTURES = (mechanisms, kernels, workload, environment)
 
 
 @dataclass
@@ -104,7 +106,12 @@ def compose(results: Results) -> Page:
         before=before,
         views=pictures.views(results),
         after=after,
-        reading=notes(cells["scenario"].unique(), bool(cells["modelled"].any()), [s.name for s in [*before, *after]]),
+        reading=notes(
+            cells["scenario"].unique(),
+            bool(cells["modelled"].any()),
+            [section.name for section in [*before, *after]],
+            unequal=bool((cells["quality_gap"].abs() > TOLERANCE_DB).any()),
+        ),
     )
 
 

@@ -17,8 +17,9 @@ _STRATEGIES = {
     "splaxel": "#de8f05",
     "bytesplat": "#029e73",
     "unified": "#cc78bc",
+    "gsplat": "#ca9161",
 }
-_OTHERS = ("#ca9161", "#d55e00", "#56b4e9", "#fbafe4", "#ece133")
+_OTHERS = ("#d55e00", "#56b4e9", "#fbafe4", "#ece133")
 
 STAGES = {
     "project": "#0173b2",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from harness.report.convergence import TOLERANCE_DB
+
 _ALWAYS = [
     (
         "Time.",
@@ -14,7 +16,8 @@ _ALWAYS = [
     (
         "views/s",
         "are training views of the whole job a second, whatever the number of ranks or of views a step. A factor "
-        "compares with single on one rank at the same scene, image size and batch.",
+        "compares with single on one rank at the same scene, image size and batch; × gsplat with the fastest row of "
+        "that package on as many ranks in the same run.",
     ),
 ]
 
@@ -32,9 +35,19 @@ _BY_SCENARIO = {
         " which costs some speed where a device runs ahead of the host. PSNR and SSIM are means over held-out "
         "views, every 8th of the scene. A strategy's speed counts only beside its quality.",
     ),
+    "render": (
+        "Rendering.",
+        "A sample is one pass over the training views: projection to raster, no loss, no gradient; views/s are images, "
+        "and a step of the stages is one image. The image ends on the first rank's device, not on the host.",
+    ),
     "kernels": (
-        "Operators.",
-        "A time is one call on one view with the inputs it has in a step, after a call that is not kept.",
+        "Kernels.",
+        "A time is one call on one view with the inputs it has in a step, operators one after another in a step's "
+        "order, mean over views. Counted work comes from the tensors of each view: a warp evaluation is a splat that "
+        "can be seen in a patch of 8 x 4 pixels, before all of these are done. 'must move' is what any kernel has to "
+        "read or write once; DRAM bytes are what Nsight Compute counted, in a run of its own on one view. GB/s are "
+        "DRAM bytes, or else those that must move, over the time; what stays in a cache beats its floor. In brackets: "
+        "operators that this step lacks. p50 and p99 are of single steps, each over the floor of its own view.",
     ),
 }
 
@@ -61,6 +74,13 @@ _BY_SECTION = {
     ),
 }
 
+_UNEQUAL = (
+    "≠",
+    f"marks the rate of a strategy whose held-out PSNR differs by more than {TOLERANCE_DB} dB from that of single at "
+    "equal images seen: it is fast at something else. A cell that trains nothing is marked by those of its strategy "
+    "and options that train.",
+)
+
 _MODELLED = (
     "Modelled",
     "values come from ranks that took turns on one device: the step is taken to last as long as its slowest "
@@ -81,9 +101,12 @@ _STATUS = (
 )
 
 
-def notes(scenarios: Iterable[str], modelled: bool, sections: Iterable[str]) -> list[tuple[str, str]]:
-    """(term, explanation) for what the report at hand shows. sections: names of those it has."""
+def notes(
+    scenarios: Iterable[str], modelled: bool, sections: Iterable[str], unequal: bool = False
+) -> list[tuple[str, str]]:
+    """(term, explanation) for what the report at hand shows. sections: names of those it has. unequal: whether it marks
+    a rate whose quality is not that of single."""
     scenarios, sections = list(scenarios), list(sections)
     chosen = [*_ALWAYS, *(_BY_SCENARIO[s] for s in _BY_SCENARIO if s in scenarios)]
     chosen += [_BY_SECTION[s] for s in _BY_SECTION if s in sections]
-    return [*chosen, *([_MODELLED] if modelled else []), _MEMORY, _STATUS]
+    return [*chosen, *([_UNEQUAL] if unequal else []), *([_MODELLED] if modelled else []), _MEMORY, _STATUS]

@@ -24,6 +24,8 @@ _FOOTPRINT = 18.0
 _SIDE_PER_MILLION = 120.0
 _FOCAL, _WIDTH, _HEIGHT = 1000.0, 1920, 1080
 _CAMERA_SEED = 1
+CAMERA_SHARE = 0.8
+"""Of the anchor's side, that of the square above which cameras stand."""
 _STREAM_PATTERN = 400
 
 
@@ -114,17 +116,16 @@ def _drawn(n: int, seed: int) -> torch.Tensor:
     return out
 
 
-def anchor_cameras(count: int, views: int, path: str, size: tuple[int, int], far: float) -> tuple[Camera, ...]:
+def anchor_cameras(side: float, views: int, path: str, size: tuple[int, int], far: float) -> tuple[Camera, ...]:
     """The anchor's cameras, drawn in sequence: the first of many are those of few.
 
-    count: Gaussians, which give the side. path: `aerial` (100 m up, 50 degrees down) or `street` (2 m up). The focal
-    length is 1000 px at 1920 x 1080 and scales with the size.
+    side: of the anchor, metres; cameras stand above its middle four fifths. path: `aerial` (100 m up, 50 degrees down)
+    or `street` (2 m up). The focal length is 1000 px at 1920 x 1080 and scales with the size.
     """
-    side = anchor_side(count)
     random = torch.Generator().manual_seed(_CAMERA_SEED)
     cameras = []
     for _ in range(views):
-        position = (torch.rand(2, generator=random) * 2 - 1) * side * 0.4
+        position = (torch.rand(2, generator=random) * 2 - 1) * side * (CAMERA_SHARE / 2)
         yaw = torch.rand(1, generator=random).item() * 2 * math.pi
         if path == "aerial":
             height, pitch = 100.0, math.radians(50)

@@ -10,7 +10,14 @@ import torch
 
 from cuda_src.camera import Camera
 from harness.errors import UserError
-from harness.scenes.anchor import AnchorGaussians, AnchorImages, anchor_blocks, anchor_cameras, anchor_side
+from harness.scenes.anchor import (
+    CAMERA_SHARE,
+    AnchorGaussians,
+    AnchorImages,
+    anchor_blocks,
+    anchor_cameras,
+    anchor_side,
+)
 from harness.scenes.blocks import city_blocks
 from harness.scenes.city_gaussians import CityGaussians, city_points
 from harness.scenes.paths import aerial_cameras, street_cameras
@@ -67,6 +74,10 @@ def resolved(spec: SceneSpec) -> tuple[Preset, int, int | None, int]:
         raise UserError(f"scene.city: value {spec.city!r}; expected one of {', '.join(PRESETS)}")
     if preset.points is None and spec.points is not None:
         raise UserError(f"scene.points: value {spec.points}; the city {spec.city!r} has no initial points to choose")
+    if preset.generator != "anchor" and spec.camera_side is not None:
+        raise UserError(
+            f"scene.camera_side: value {spec.camera_side}; the cameras of city {spec.city!r} follow its streets"
+        )
     points = preset.points if spec.points is None else spec.points
     return preset, spec.gaussians or preset.gaussians, points, spec.views or preset.views
 
@@ -74,7 +85,8 @@ def resolved(spec: SceneSpec) -> tuple[Preset, int, int | None, int]:
 def _anchor_scene(
     spec: SceneSpec, preset: Preset, gaussians: int, views: int, size: tuple[int, int], far: float
 ) -> Scene:
-    cameras = anchor_cameras(gaussians, views, preset.path, size, far)
+    side = anchor_side(gaussians) if spec.camera_side is None else spec.camera_side / CAMERA_SHARE
+    cameras = anchor_cameras(side, views, preset.path, size, far)
     return Scene(
         name=f"city {spec.city} {gaussians:,} Gaussians",
         cameras=cameras,
@@ -89,6 +101,7 @@ def _anchor_scene(
             "blocks": anchor_blocks(gaussians) ** 2,
             "path": preset.path,
             "far_metres": spec.far,
+            "camera_side_metres": round(CAMERA_SHARE * side, 1),
             "images": "a fixed smooth pattern: the anchor is for timing, not for training",
         },
     )
@@ -112,5 +125,5 @@ def _content_hash(
         "seed": spec.seed,
         "far": spec.far,
         "size": list(size),
-    }
+    } | ({} if spec.camera_side is None else {"camera_side": spec.camera_side})
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()

@@ -16,9 +16,10 @@ from cuda_src.camera import Camera
 from harness.errors import UserError
 from harness.scenes.city import city_scene
 from harness.scenes.colmap import find_model, read_colmap
+from harness.scenes.fill import filled
 from harness.scenes.photographs import Photograph, PhotographSource, check_ends, check_sizes, hash_file, reduced
 from harness.scenes.ply import read_gaussians
-from harness.scenes.points import chosen_points, points_in_view
+from harness.scenes.points import chosen_points, points_in_view, scattered_points
 from harness.scenes.scene import HOLD_OUT, PointCloud, Scene, camera_extent
 from harness.scenes.tile import tiled
 from harness.scenes.transforms import find_transforms, read_transforms
@@ -30,26 +31,39 @@ RANDOM_POINTS = 100_000
 _MAX_CREDIT = 200
 
 
-def load_scene(spec: SceneSpec, size: tuple[int, int] | None, device: torch.device) -> Scene:
+def load_scene(
+    spec: SceneSpec, size: tuple[int, int] | None, device: torch.device, prepared: Path | None = None
+) -> Scene:
     """The scene of a cell.
 
     size: width and height in pixels of the city's images; photographs are reduced to fit inside, None leaves them as
-    they are. device: where the city is generated. Raises UserError for what is missing, damaged or inconsistent.
+    they are. device: where the city is generated. prepared: a Gaussian PLY in the place of the scene's own Gaussians.
+    Raises UserError for what is missing, damaged or inconsistent.
     """
     if spec.city is not None:
         if size is None:
             raise UserError("size is null; expected [width, height], since the city's images have no size of their own")
         scene = city_scene(spec, size, device)
+    elif spec.fill:
+        if size is None:
+            raise UserError("size is null; expected [width, height], which scene.fill brings photographs to")
+        scene = filled(_photograph_scene(spec, None), size)
     else:
         scene = _photograph_scene(spec, size)
-    if spec.model is not None:
-        model = Path(spec.model).expanduser()
-        gaussians = read_gaussians(model)
-        digest = hashlib.sha256(f"{scene.content_hash} model {hash_file(model)}".encode())
-        scene = replace(scene, gaussians=gaussians, content_hash=digest.hexdigest())
+    if prepared is not None:
+        scene = with_model(scene, prepared)
+    elif spec.model is not None:
+        scene = with_model(scene, Path(spec.model).expanduser())
     if spec.tile != (1, 1):
-        scene = tiled(scene, spec.tile)
+        scene = tiled(scene, spec.tile, spec.tile_views)
     return scene
+
+
+def with_model(scene: Scene, file: Path) -> Scene:
+    """The scene with the Gaussians of a PLY in place of its own, its content hash following."""
+    gaussians = read_gaussians(file)
+    digest = hashlib.sha256(f"{scene.content_hash} model {hash_file(file)}".encode())
+    return replace(scene, gaussians=gaussians, content_hash=digest.hexdigest())
 
 
 def check_scene(spec: SceneSpec) -> None:
@@ -71,6 +85,8 @@ def _photograph_scene(spec: SceneSpec, size: tuple[int, int] | None) -> Scene:
     if points is None:
         points = points_in_view(cameras, RANDOM_POINTS, spec.seed)
         facts["points_from"] = f"{RANDOM_POINTS:,} random places in view, since the scene brings none"
+    if spec.points is not None:
+        points = scattered_points(points, spec.points, spec.seed)
     points = chosen_points(points, spec.gaussians, spec.seed)
     distorted = sum(bool(photograph.coefficients) for photograph in photographs)
     if distorted:

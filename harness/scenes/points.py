@@ -27,6 +27,8 @@ SMALLEST_SCALE = 1e-7
 _STREAM_CHOICE = 201
 _STREAM_VIEW = 202
 """Streams 202 to 205 place random points: their view, pixel x, pixel y and depth; 206 to 208 their colours."""
+_STREAM_SCATTER = 209
+"""Streams 209 to 211 scatter copies around their originals: x, y, z."""
 
 
 def point_cloud(positions: np.ndarray, colours: np.ndarray, file: Path) -> PointCloud:
@@ -49,6 +51,36 @@ def chosen_points(points: PointCloud, count: int | None, seed: int) -> PointClou
         return points
     rows = np.sort(permutation(seed, _STREAM_CHOICE, total)[:count].numpy())
     return PointCloud(points.positions[rows], points.colours[rows])
+
+
+def scattered_points(points: PointCloud, count: int, seed: int) -> PointCloud:
+    """Exactly `count` points: some of these, evenly chosen, or all of them and copies scattered around them.
+
+    Every point has as many copies as any other, or one more, in an order that the seed decides. A copy lies within the
+    mean distance to its original's nearest neighbours of it along each axis, and has its colour.
+    """
+    own = len(points.positions)
+    if count <= own:
+        return chosen_points(points, count, seed)
+    copies = torch.arange(count - own, dtype=torch.int64)
+    originals = permutation(seed, _STREAM_CHOICE, own)[copies % own].numpy()
+    reach = neighbour_distances(cKDTree(points.positions), points.positions)[originals]
+    offsets = np.stack([uniform(seed, _STREAM_SCATTER + axis, copies).numpy() for axis in range(3)], axis=1)
+    scattered = points.positions[originals] + (2 * offsets - 1) * reach[:, None]
+    return PointCloud(
+        np.concatenate([points.positions, scattered.astype(np.float32)]),
+        np.concatenate([points.colours, points.colours[originals]]),
+    )
+
+
+def neighbour_distances(tree: cKDTree, positions: np.ndarray) -> np.ndarray:
+    """Mean distance of points of the tree, [n, 3], to their nearest neighbours in it, [n] float64."""
+    neighbours = min(NEIGHBOURS, tree.n - 1)
+    if neighbours == 0 or len(positions) == 0:
+        return np.full(len(positions), SMALLEST_SCALE)
+    # The first neighbour found is the point itself.
+    distances, _ = tree.query(positions, k=neighbours + 1)
+    return np.maximum(distances[:, 1:].mean(axis=1), SMALLEST_SCALE)
 
 
 class PointSource:
@@ -76,9 +108,10 @@ class PointSource:
     def read(self, indices: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Parameters of those ids (int64), [n, 59] float32 on the device."""
         rows = indices.cpu().numpy()
+        sizes = neighbour_distances(self._tree, self._positions[rows])
         parameters = torch.zeros((len(rows), PARAMETERS), dtype=torch.float32)
         parameters[:, MEAN] = torch.from_numpy(self._positions[rows])
-        parameters[:, LOG_SCALE] = torch.from_numpy(np.log(self._scales(rows)).astype(np.float32))[:, None]
+        parameters[:, LOG_SCALE] = torch.from_numpy(np.log(sizes).astype(np.float32))[:, None]
         parameters[:, QUATERNION.start] = 1.0
         parameters[:, OPACITY_LOGIT] = math.log(INITIAL_OPACITY / (1.0 - INITIAL_OPACITY))
         parameters[:, SH_DC] = (torch.from_numpy(self._colours[rows]).to(torch.float32) / 255.0 - 0.5) / SH_C0
@@ -88,14 +121,6 @@ class PointSource:
     def _tree(self) -> cKDTree:
         # Only the rows a rank reads are looked up; the tree itself must hold all points.
         return cKDTree(self._positions)
-
-    def _scales(self, rows: np.ndarray) -> np.ndarray:
-        """Mean distance to the nearest neighbours, [n] float64; the first neighbour found is the point itself."""
-        neighbours = min(NEIGHBOURS, self.count - 1)
-        if neighbours == 0 or len(rows) == 0:
-            return np.full(len(rows), SMALLEST_SCALE)
-        distances, _ = self._tree.query(self._positions[rows], k=neighbours + 1)
-        return np.maximum(distances[:, 1:].mean(axis=1), SMALLEST_SCALE)
 
 
 def points_in_view(cameras: tuple[Camera, ...], count: int, seed: int) -> PointCloud:

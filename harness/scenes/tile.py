@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +16,12 @@ from strategies.base import GaussianSource, ImageSource, Rect
 
 ROBUST_PERCENTILES = (1.0, 99.0)
 """A scene's size leaves out stray points: between these percentiles of each coordinate."""
+INNER_PERCENTILES = (5.0, 95.0)
+"""What lies between these along every coordinate shows where the ground is."""
+FLAT = 0.2
+"""Largest spread across the ground, as a share of that along it: a scene that is flatter has a ground."""
+LEVEL = 0.996
+"""Cosine of 5 degrees: a ground that slopes less is one of the coordinate planes."""
 _SAMPLE = 100_000
 """Gaussians looked at for the size, evenly spread over the ids."""
 
@@ -74,22 +81,29 @@ class TiledImages:
         return self._source.mask(view % self._views, rect, device)
 
 
-def tiled(scene: Scene, repeats: tuple[int, int]) -> Scene:
+def tiled(scene: Scene, repeats: tuple[int, int], views: Literal["every", "once"] = "every") -> Scene:
     """The scene repeated a x b times along its two horizontal axes, copies a robust size apart.
 
-    The horizontal axes are the two along which the scene extends furthest. Points, Gaussians and cameras move;
-    images are shared. The extent, which scales steps, stays that of one copy. (1, 1) is the scene itself.
+    The horizontal axes are the two along which the scene extends furthest, laid on the ground where that slopes.
+    Points, Gaussians and cameras move; images are shared. views: of every copy, or each view once, in copies spread
+    evenly over the grid. The extent, which scales steps, stays that of one copy. (1, 1) is the scene itself.
     """
     if repeats == (1, 1):
         return scene
     offsets = _offsets(scene, repeats)
-    cameras = tuple(_moved(camera, offset) for offset in offsets for camera in scene.cameras)
-    names = tuple(f"{copy}/{name}" for copy in range(len(offsets)) for name in scene.view_names)
+    count = len(scene.cameras)
+    if views == "every":
+        kept = [(copy, view) for copy in range(len(offsets)) for view in range(count)]
+    else:
+        kept = [(view * len(offsets) // count, view) for view in range(count)]
+    cameras = tuple(_moved(scene.cameras[view], offsets[copy]) for copy, view in kept)
+    names = tuple(f"{copy}/{scene.view_names[view]}" for copy, view in kept)
     points = scene.points
     if points is not None:
         places = points.positions[None] + offsets[:, None]
         points = PointCloud(places.reshape(-1, 3), np.tile(points.colours, (len(offsets), 1)))
-    digest = hashlib.sha256(f"{scene.content_hash} tiled {repeats[0]} x {repeats[1]}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{scene.content_hash} tiled {repeats[0]} x {repeats[1]} {views}".encode())
+    digest.update(offsets.tobytes())
     return replace(
         scene,
         name=f"{scene.name}, tiled {repeats[0]} x {repeats[1]}",
@@ -98,20 +112,36 @@ def tiled(scene: Scene, repeats: tuple[int, int]) -> Scene:
         images=None if scene.images is None else TiledImages(scene.images, len(scene.cameras)),
         points=points,
         gaussians=None if scene.gaussians is None else TiledGaussians(scene.gaussians, offsets),
-        content_hash=digest,
+        content_hash=digest.hexdigest(),
         facts=scene.facts | {"tile": list(repeats), "tile_offset": [float(v) for v in offsets[-1]]},
     )
 
 
 def _offsets(scene: Scene, repeats: tuple[int, int]) -> np.ndarray:
     """Where the copies lie, [a * b, 3] float32; the first stays in place."""
-    low, high = np.percentile(_places(scene), ROBUST_PERCENTILES, axis=0)
-    size = high - low
-    first, second = sorted(np.argsort(size)[-2:])
-    offsets = np.zeros((*repeats, 3), dtype=np.float32)
-    offsets[..., first] = size[first] * np.arange(repeats[0])[:, None]
-    offsets[..., second] = size[second] * np.arange(repeats[1])[None, :]
-    return offsets.reshape(-1, 3)
+    places = _places(scene)
+    low, high = np.percentile(places, ROBUST_PERCENTILES, axis=0)
+    axes = np.eye(3)[sorted(np.argsort(high - low)[-2:])]
+    normal = _ground_normal(places)
+    if normal is not None:
+        axes = axes - (axes @ normal)[:, None] * normal
+        axes /= np.linalg.norm(axes, axis=1, keepdims=True)
+    low, high = np.percentile(places @ axes.T, ROBUST_PERCENTILES, axis=0)
+    steps = (high - low)[:, None] * axes
+    offsets = np.arange(repeats[0])[:, None, None] * steps[0] + np.arange(repeats[1])[None, :, None] * steps[1]
+    return offsets.reshape(-1, 3).astype(np.float32)
+
+
+def _ground_normal(places: np.ndarray) -> np.ndarray | None:
+    """[3], across the plane that the inner places lie near; None where there is none, or it is nearly level."""
+    low, high = np.percentile(places, INNER_PERCENTILES, axis=0)
+    inner = places[((places >= low) & (places <= high)).all(axis=1)].astype(np.float64)
+    if len(inner) < 3:
+        return None
+    _, spread, directions = np.linalg.svd(inner - inner.mean(axis=0), full_matrices=False)
+    normal = directions[2]
+    flat = spread[2] <= FLAT * spread[1]
+    return normal if flat and np.abs(normal).max() < LEVEL else None
 
 
 def _places(scene: Scene) -> np.ndarray:

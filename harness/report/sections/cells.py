@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from harness.report.convergence import TOLERANCE_DB
 from harness.report.frames import Results
 from harness.report.labels import short_commit
 from harness.report.parts import Value, figure, text
-from harness.report.quantities import NONE, count, decibels, duration, memory, milliseconds, number, ratio
+from harness.report.quantities import NONE, count, decibels, difference, duration, memory, milliseconds, number, ratio
 
 _SETTINGS = ("repeats", "device", "kernels", "engine", "commit")
 """Columns that go to the head of the report when all cells agree."""
@@ -62,13 +63,18 @@ def _facts(row: pd.Series) -> dict[str, Value]:
     rate = figure(row["views_per_second"], number)
     if not pd.isna(row["noise"]) and row["noise"] < float("inf"):
         rate = Value(f"{rate.text} ±{row['noise']:.1%}", rate.key)
+    if abs(row["quality_gap"]) > TOLERANCE_DB and not pd.isna(row["views_per_second"]):
+        rate = Value(f"{rate.text} ≠", rate.key)
     partial = row["repeats"] != row["repeats_ok"]
     return {
         "views/s": rate,
         "× single": figure(row["speedup"], ratio),
+        "× gsplat": figure(row["over_gsplat"], ratio),
         "ms a step": figure(row["step_seconds"], milliseconds),
+        "ms an image": figure(row["render_seconds"], milliseconds),
         "bytes a view": figure(row["bytes_a_view"], memory),
         "PSNR, dB": figure(row["psnr"], decibels),
+        "− single, dB": figure(row["quality_gap"], difference),
         "SSIM": figure(row["ssim"], lambda value: f"{value:.4f}"),
         "training": figure(row["train_seconds"], duration),
         "peak memory": figure(row["peak_memory_bytes"], memory),

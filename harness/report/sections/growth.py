@@ -35,8 +35,10 @@ def lines(results: Results, axis: str) -> pd.DataFrame:
     if cells.empty:
         return cells
     numbers = cells.groupby(keys, sort=False, dropna=False).ngroup()
-    names = cells.apply(lambda row: _name(row, axis, cells), axis=1)
-    cells = cells.assign(line=numbers, name=names).drop_duplicates(["line", axis])
+    # All cells of a line have one name.
+    firsts = cells[~numbers.duplicated()]
+    names = dict(zip(numbers[firsts.index], firsts.apply(lambda row: _name(row, axis, cells), axis=1), strict=True))
+    cells = cells.assign(line=numbers, name=numbers.map(names)).drop_duplicates(["line", axis])
     return cells.sort_values("order").sort_values("line", kind="stable")
 
 

@@ -12,10 +12,13 @@ from harness.report.parts import Section, Value, figure, groups, tabulated, text
 from harness.report.quantities import memory, milliseconds, number, percent
 
 _ELSEWHERE = (
-    "views_per_second optimizer_steps_per_second step_seconds train_seconds stage_seconds exposed_seconds "
-    "hidden_seconds operator_seconds payload_bytes metadata_bytes collectives peak_memory_bytes peak_tensor_bytes "
-    "psnr ssim loss visible_gaussians tile_instances gaussians_count update_cosine update_length_ratio "
-    "second_moment_ratio"
+    "views_per_second optimizer_steps_per_second step_seconds render_seconds train_seconds stage_seconds "
+    "exposed_seconds hidden_seconds operator_seconds payload_bytes metadata_bytes collectives peak_memory_bytes "
+    "peak_tensor_bytes psnr ssim loss visible_gaussians tile_instances gaussians_count update_cosine "
+    "update_length_ratio second_moment_ratio roofline_seconds kernel_seconds compulsory_bytes dram_bytes "
+    "dram_over_compulsory l2_bytes warp_instructions copy_bandwidth issue_rate step_over_floor instances_forward "
+    "instances_backward blended_pairs evaluations_forward evaluations_backward evaluations_blending "
+    "cells_forward cells_backward active_lanes"
 )
 """Metrics that other sections show."""
 

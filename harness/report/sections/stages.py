@@ -22,11 +22,12 @@ def stages(results: Results) -> pd.DataFrame:
     """Seconds of each stage (`value`), mean over repeats; of several places the slowest, in the order they ran.
 
     `exposed`: of those, seconds in which computation waited for the exchange, 0 where none was recorded. `step`: the
-    step's own time.
+    time of the whole step, or image.
     """
     mean = _slowest_mean(results, "stage_seconds").reset_index()
     waited = _slowest_mean(results, "exposed_seconds").rename("exposed")
-    frame = mean.join(waited, on=["cell", "stage"]).join(results.cells["step_seconds"].rename("step"), on="cell")
+    whole = results.cells["step_seconds"].fillna(results.cells["render_seconds"]).rename("step")
+    frame = mean.join(waited, on=["cell", "stage"]).join(whole, on="cell")
     frame["exposed"] = frame[["exposed", "value"]].min(axis=1).where(frame["exposed"].notna(), 0.0)
     return results.of_cells(frame)
 

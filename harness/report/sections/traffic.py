@@ -85,18 +85,22 @@ def _most(results: Results, crossing: pd.DataFrame) -> list[int]:
 
 def _rows(group: pd.DataFrame, waited: pd.DataFrame) -> list[list[Value]]:
     """The ledger of a group: a row a cell and stage; what stays at its place has a column of its own."""
+    # Sums by kind of all cells and stages at once: a lookup a row takes longer than all of them.
+    kinds = group["kind"].where(group["place"] != group["peer"], "stays")
+    sums = group.groupby(["cell", "stage", kinds], sort=False)["value"].sum().unstack(fill_value=0)
+    order = pd.MultiIndex.from_frame(group[["cell", "stage"]].drop_duplicates())
+    sums = sums.reindex(order).reindex(columns=["payload", "metadata", "stays"], fill_value=0.0)
+    times = waited.reindex(sums.index)
+    labels = group.drop_duplicates("cell").set_index("cell")["label"]
     rows = []
-    for (cell, stage), moved in group.groupby(["cell", "stage"], sort=False):
-        crossing = moved[moved["place"] != moved["peer"]]
-        payload, metadata = (crossing.loc[crossing["kind"] == k, "value"].sum() for k in ("payload", "metadata"))
-        stays = moved.loc[moved["place"] == moved["peer"], "value"].sum()
-        times = waited.reindex([(cell, stage)]).iloc[0]
+    for (cell, stage), payload, metadata, stays in sums.itertuples():
+        waits = (times[kind].get((cell, stage)) if kind in times else None for kind in ("exposed", "hidden"))
         rows.append(
             [
-                text(moved["label"].iloc[0]),
+                text(labels[cell]),
                 text(stage),
                 *(figure(v, memory) for v in (payload, metadata, payload + metadata, stays)),
-                *(figure(times.get(k), _milliseconds) for k in ("exposed", "hidden")),
+                *(figure(seconds, _milliseconds) for seconds in waits),
             ]
         )
     return rows

@@ -55,6 +55,7 @@ class Run:
         machine: str = "CPU, Model X, 2 cores",
         engine: str = "local",
         psnr: float | None = None,
+        run: str = "run-1",
         **cell: Any,
     ) -> Path:
         """Write one record; keywords beyond the named ones are fields of the cell."""
@@ -95,7 +96,7 @@ class Run:
             },
         )
         record = Record(
-            run="run-1",
+            run=run,
             suite=resolved.suite,
             cell_id=f"{abs(hash_of(spec)):012x}"[:12],
             code_id=code_id,

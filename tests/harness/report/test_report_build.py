@@ -56,6 +56,8 @@ def test_report_leaves_every_file_and_no_other(mixed_report: Path):
         "traffic",
         "matrices",
         "growth",
+        "cost",
+        "kernels",
         "ablation",
         "batch-rules",
         "curves",

@@ -200,16 +200,6 @@ def test_findings_say_that_single_is_fastest_when_it_is(run):
     assert found[1].figure in ("0.49×", "0.50×", "0.51×")
 
 
-def test_operator_table_has_a_row_an_operator_and_a_column_a_back_end(run, tmp_path: Path):
-    run.kernels("reference", 0.01)
-    run.kernels("portable", 0.001)
-    markdown = (build_report([run.folder], tmp_path / "out").parent / "report.md").read_text(encoding="utf-8")
-    table = markdown.split("## Operators")[1]
-    assert "| operator | single · 1 rank · reference | single · 1 rank · portable |" in table
-    assert "| bin\\_splats | 20.0 | 2.00 |" in table
-    assert "| whole step | 280 | 28.0 |" in table
-
-
 def test_empty_folder_gives_empty_frames(new_run: Callable):
     empty = new_run("empty")
     empty.folder.mkdir()

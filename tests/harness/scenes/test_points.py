@@ -5,11 +5,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.spatial import cKDTree
 
 from cuda_src.camera import Camera
 from cuda_src.layout import LOG_SCALE, MEAN, OPACITY_LOGIT, QUATERNION, SH_DC, SH_REST
 from harness.errors import UserError
-from harness.scenes.points import SMALLEST_SCALE, PointSource, chosen_points, point_cloud, points_in_view, viewing_depth
+from harness.scenes.points import (
+    SMALLEST_SCALE,
+    PointSource,
+    chosen_points,
+    neighbour_distances,
+    point_cloud,
+    points_in_view,
+    scattered_points,
+    viewing_depth,
+)
 from harness.scenes.scene import PointCloud
 
 CPU = torch.device("cpu")
@@ -123,3 +133,36 @@ def test_random_points_lie_in_view_and_depend_on_the_seed() -> None:
     assert seen.all()
     np.testing.assert_array_equal(points.positions, points_in_view(cameras, 500, seed=1).positions)
     assert not np.array_equal(points.positions, points_in_view(cameras, 500, seed=2).positions)
+
+
+@pytest.mark.parametrize("count", [1, 7, 20, 21, 40, 57])
+def test_scattered_points_are_exactly_so_many_around_the_scenes_own(count):
+    generator = np.random.default_rng(2)
+    own = PointCloud(
+        generator.normal(size=(20, 3)).astype(np.float32), generator.integers(0, 256, (20, 3)).astype(np.uint8)
+    )
+    found = scattered_points(own, count, seed=5)
+    assert len(found.positions) == len(found.colours) == count
+    assert found.positions.dtype == np.float32
+    if count <= 20:
+        assert {p.tobytes() for p in found.positions} <= {p.tobytes() for p in own.positions}
+        return
+    assert np.array_equal(found.positions[:20], own.positions)
+    reach = neighbour_distances(cKDTree(own.positions), own.positions)
+    uses = np.zeros(20, int)
+    for place, colour in zip(found.positions[20:], found.colours[20:], strict=True):
+        near = (np.abs(place - own.positions) <= reach[:, None] * (1 + 1e-5)).all(axis=1)
+        near &= (colour == own.colours).all(axis=1)
+        assert near.sum() == 1
+        uses += near
+    assert uses.max() - uses.min() <= 1
+    again = scattered_points(own, count, seed=5)
+    assert np.array_equal(again.positions, found.positions)
+    assert not np.array_equal(scattered_points(own, count, seed=6).positions, found.positions)
+
+
+def test_a_single_point_scatters_at_the_smallest_scale():
+    one = PointCloud(np.ones((1, 3), np.float32), np.zeros((1, 3), np.uint8))
+    found = scattered_points(one, 9, seed=0)
+    assert len(found.positions) == 9
+    assert np.abs(found.positions - 1).max() < 1e-6

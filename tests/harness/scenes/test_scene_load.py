@@ -154,6 +154,37 @@ def test_tiles_repeat_the_scene(tmp_path: Path) -> None:
     assert scene.content_hash != load(folder).content_hash
 
 
+def test_points_beyond_the_scenes_own_are_scattered_around_them(tmp_path: Path) -> None:
+    folder = ring(tmp_path / "ring")
+    few, many = load(folder, points=9).points, load(folder, points=120).points
+    assert few is not None
+    assert many is not None
+    assert (len(few.positions), len(many.positions)) == (9, 120)
+    assert np.abs(many.positions).max() < 1.0
+
+
+def test_a_prepared_model_is_repeated_with_the_scene(tmp_path: Path) -> None:
+    parameters = torch.zeros((5, 59))
+    parameters[:, :3] = torch.rand(5, 3)
+    shard = Shard(torch.arange(5), parameters, parameters, parameters)
+    write_gaussians(tmp_path / "prepared.ply", iter([shard]), 5)
+    spec = SceneSpec(path=str(ring(tmp_path / "ring")), model="none.ply", tile=(2, 2), tile_views="once", views=8)
+    scene = load_scene(spec, None, CPU, tmp_path / "prepared.ply")
+    assert scene.gaussians is not None
+    assert scene.gaussians.count == 20
+    assert len(scene.cameras) == 8
+
+
+def test_photographs_fill_a_size_that_they_do_not_have(tmp_path: Path) -> None:
+    folder = ring(tmp_path / "ring")
+    scene = load(folder, (90, 30), fill=True)
+    assert {(camera.width, camera.height) for camera in scene.cameras} == {(90, 30)}
+    assert scene.images is not None
+    assert scene.images.region(1, Rect(0, 0, 90, 30), CPU).shape == (30, 90, 3)
+    with pytest.raises(UserError, match=r"size is null; expected .width, height., which scene.fill"):
+        load(folder, None, fill=True)
+
+
 def test_the_city_is_made_at_the_size() -> None:
     scene = load_scene(SceneSpec(city="small_aerial", gaussians=2000, points=500, views=4), (64, 48), CPU)
     assert (scene.cameras[0].width, scene.cameras[0].height) == (64, 48)

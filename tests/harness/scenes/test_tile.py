@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cuda_src.layout import MEAN
 from harness.scenes.city import city_scene
-from harness.scenes.scene import Scene
+from harness.scenes.scene import PointCloud, Scene
 from harness.scenes.tile import tiled
 from harness.suite.cell import SceneSpec
 from strategies.base import Rect
@@ -110,3 +110,36 @@ def test_a_scene_of_cameras_alone_can_be_tiled(scene: Scene) -> None:
     grid = tiled(replace(scene, gaussians=None, points=None), (3, 1))
     assert len(grid.cameras) == 3 * VIEWS
     assert grid.points is None
+
+
+def test_each_view_once_is_spread_over_the_copies(scene: Scene) -> None:
+    every, once = tiled(scene, (2, 2)), tiled(scene, (2, 2), "once")
+    assert len(once.cameras) == VIEWS
+    assert once.content_hash != every.content_hash
+    copies = [int(name.split("/")[0]) for name in once.view_names]
+    assert copies == sorted(copies)
+    assert {copies.count(copy) for copy in range(4)} <= {VIEWS // 4, VIEWS // 4 + 1}
+    assert once.images is not None
+    assert scene.images is not None
+    for view, copy in enumerate(copies):
+        twin = every.cameras[copy * VIEWS + view]
+        assert np.array_equal(once.cameras[view].world_to_camera, twin.world_to_camera)
+        rect = Rect(0, 0, 5, 4)
+        assert torch.equal(once.images.region(view, rect, CPU), scene.images.region(view, rect, CPU))
+
+
+@pytest.mark.parametrize("tilt", [0.0, 2.0, 20.0])
+def test_copies_of_a_sloping_scene_lie_along_its_ground(scene: Scene, tilt: float) -> None:
+    generator = np.random.default_rng(4)
+    places = generator.uniform((-10, -6, -0.2), (10, 6, 0.2), (4000, 3))
+    angle = np.radians(tilt)
+    turn = np.array([[np.cos(angle), 0, -np.sin(angle)], [0, 1, 0], [np.sin(angle), 0, np.cos(angle)]])
+    points = PointCloud((places @ turn.T).astype(np.float32), np.zeros((4000, 3), np.uint8))
+    grid = tiled(replace(scene, gaussians=None, points=points), (2, 2))
+    assert grid.points is not None
+    steps = grid.points.positions.reshape(4, 4000, 3)[1:, 0] - grid.points.positions[0]
+    above = steps @ turn[:, 2]
+    if tilt > 5:
+        assert np.abs(above).max() < 0.02 * np.abs(steps).max()
+    else:
+        assert np.array_equal(steps[:, 2], np.zeros(3))

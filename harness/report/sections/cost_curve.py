@@ -1,0 +1,110 @@
+"""Cost curve: what a step costs as the scene grows around the same views."""
+
+from __future__ import annotations
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from harness.report import palette
+from harness.report.drawing import LINE, WIDTH, legend
+from harness.report.frames import Results
+from harness.report.labels import GROUP
+from harness.report.parts import MOST_GROUPS, Plot, Section, Value, figure, tabulated, text
+from harness.report.quantities import count, milliseconds, ratio
+
+_FEWEST_POINTS = 3
+EQUAL_CONTENT = 0.02
+"""Largest relative spread of visible Gaussians along a curve: beyond it views see more as the scene grows."""
+
+_REPEATED = r",? tiled \d+ [x×] \d+$"
+"""What a repeated scene's name ends in."""
+_ALIKE = [field for field in GROUP if field not in ("gaussians", "scene")]
+
+
+def curves(results: Results) -> pd.DataFrame:
+    """Cells of curves: three scenes or more, of a city or its repetitions, that differ in Gaussians but not in what
+    their views see. `curve` numbers the curves, `place` is the scene without its repetition, `project` the seconds of
+    the stage that looks at every Gaussian.
+    """
+    cells = results.cells
+    if cells.empty or "visible_gaussians" not in cells:
+        return pd.DataFrame()
+    cells = cells[(cells["status"] == "ok") & cells["step_seconds"].notna() & cells["visible_gaussians"].notna()]
+    cells = cells.assign(place=cells["scene"].str.replace(_REPEATED, "", regex=True))
+    stages = results.of_ok("stage_seconds")
+    stages = stages[stages["stage"] == "project"] if len(stages) else stages
+    mean = stages.groupby("cell")["value"].mean() if len(stages) else pd.Series(dtype="float64")
+    cells["project"] = mean.reindex(cells.index)
+    found: list[pd.DataFrame] = []
+    for _, line in cells.groupby(["place", *_ALIKE, "strategy", "series", "ranks"], sort=False, dropna=False):
+        line = line.sort_values("gaussians").drop_duplicates("gaussians")
+        seen = line["visible_gaussians"]
+        if len(line) >= _FEWEST_POINTS and seen.max() - seen.min() <= EQUAL_CONTENT * seen.mean():
+            found.append(line.assign(curve=len(found)))
+    return pd.concat(found) if found else pd.DataFrame()
+
+
+def section(results: Results) -> Section:
+    """A plot a place, and a table of all curves."""
+    words = "The same views, which see the same Gaussians, in scenes that grow around them."
+    found = Section("cost_curve", "Cost against Gaussians", words)
+    frame = curves(results)
+    if frame.empty:
+        return found
+    bodies = []
+    for number, (place, lines) in enumerate(frame.groupby("place", sort=False)):
+        title = f"{place} · {lines['width'].iloc[0]} × {lines['height'].iloc[0]}"
+        if number < MOST_GROUPS:
+            caption = "Milliseconds a step against all Gaussians of the scene; dashed: the stage that looks at all."
+            found.parts.append(Plot(f"cost-{number + 1}", title, caption, draw(lines)))
+        for _, line in lines.groupby("curve", sort=False):
+            bodies.append((f"{title} · {line['strategy'].iloc[0]}", _rows(line)))
+    columns = ["Gaussians", "visible", "instances", "ms a step", "project", "rest", "over first"]
+    found.parts += tabulated(columns, bodies)
+    return found
+
+
+def _rows(line: pd.DataFrame) -> list[list[Value]]:
+    first = line["step_seconds"].iloc[0]
+    return [
+        [
+            text(count(row["gaussians"])),
+            figure(row["visible_gaussians"], count),
+            figure(row["tile_instances"], count),
+            figure(row["step_seconds"], milliseconds),
+            figure(row["project"], milliseconds),
+            figure(row["step_seconds"] - row["project"], milliseconds),
+            figure(row["step_seconds"] / first, ratio),
+        ]
+        for _, row in line.iterrows()
+    ]
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """A line a curve, and a dashed one for its stage `project`; both axes start at zero."""
+    drawing = Figure(figsize=(WIDTH, 3.9), layout="constrained")
+    axes: Axes = drawing.subplots()
+    lines = [line for _, line in frame.groupby("curve", sort=False)]
+    colours = palette.line_colours([str(line["strategy"].iloc[0]) for line in lines])
+    handles: list[Line2D] = []
+    for i, (line, colour) in enumerate(zip(lines, colours, strict=True)):
+        marker = palette.MARKERS[i % len(palette.MARKERS)]
+        millions = line["gaussians"] / 1e6
+        name = str(line["strategy"].iloc[0])
+        if line["variant"].iloc[0]:
+            name += f" · {line['variant'].iloc[0]}"
+        handles += axes.plot(millions, 1e3 * line["step_seconds"], color=colour, marker=marker, lw=1.9, label=name)
+        if line["project"].notna().any():
+            axes.plot(millions, 1e3 * line["project"], color=colour, marker=marker, ms=4, lw=1.2, ls=(0, (5, 2)))
+    if frame["project"].notna().any():
+        handles.append(Line2D([], [], color=palette.MUTED, lw=1.2, ls=(0, (5, 2)), label="of it, the stage project"))
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("million Gaussians")
+    axes.set_ylabel("ms a step")
+    legend(drawing, handles, LINE)
+    sns.despine(drawing)
+    return drawing
