@@ -20,6 +20,7 @@ class UserError(Exception):
 
 
 EXIT_OK = 0
+EXIT_REGRESSED = 1
 EXIT_USAGE = 2
 EXIT_FAILED = 3
 EXIT_NOTHING = 4

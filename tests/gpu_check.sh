@@ -31,6 +31,10 @@ echo "commit $commit"
 [[ -e .git ]] || echo "$commit" >COMMIT  # Records of a tree that came without its repository name it all the same.
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 part 180 build "$python" -m harness build
+if "$python" -c 'import gsplat' 2>/dev/null; then
+    # The peer's kernels, before several tests want them at once.
+    part 400 gsplat env MAX_JOBS="$(nproc)" "$python" -c 'import gsplat.cuda._backend'
+fi
 workers=()
 "$python" -c 'import xdist' 2>/dev/null && workers=(-n "$(nproc)")
 part "${TESTS_SECONDS:-300}" tests "$python" -m pytest -m gpu "${workers[@]}" tests

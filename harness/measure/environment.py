@@ -9,7 +9,8 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,9 +28,9 @@ _NOT_SOURCES = (":(exclude)results", ":(exclude)reports")
 def environment() -> dict[str, Any]:
     """Software versions and hardware product names: no UUID, serial number, host name or path.
 
-    Keys: python, torch, numba, numpy, cuda (that torch was built for), driver, driver_cuda, nccl (each null where
-    absent), cpu, cores (that this process may use), memory_bytes, os, gpus (product names), gpu_memory_bytes (one a
-    GPU), nvlink (active links of the first GPU; null without GPUs).
+    Keys: python, torch, numba, numpy, gsplat, cuda (that torch was built for), driver, driver_cuda, nccl (each null
+    where absent), cpu, cores (that this process may use), memory_bytes, os, gpus (product names), gpu_memory_bytes
+    (one a GPU), nvlink (active links of the first GPU; null without GPUs).
     """
     torch_version, cuda = _torch_build()
     return {
@@ -37,6 +38,7 @@ def environment() -> dict[str, Any]:
         "torch": torch_version,
         "numba": _version("numba"),
         "numpy": _version("numpy"),
+        "gsplat": _version("gsplat"),
         "cuda": cuda,
         "nccl": _nccl(cuda),
         "cpu": cpu_model(),
@@ -117,28 +119,37 @@ def _nvml() -> dict[str, Any]:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
+        with visible_handles() as seen:
+            cuda = pynvml.nvmlSystemGetCudaDriverVersion()
+            return {
+                "driver": pynvml.nvmlSystemGetDriverVersion(),
+                "driver_cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+                "gpus": [pynvml.nvmlDeviceGetName(handle) for handle in seen],
+                "gpu_memory_bytes": [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in seen],
+                "nvlink": active_links(seen[0]) if seen else None,
+            }
     except pynvml.NVMLError:
         return absent
+
+
+@contextmanager
+def visible_handles() -> Iterator[list[Any]]:
+    """NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves visible, in its order; NVMLError without a driver."""
+    import pynvml
+
+    pynvml.nvmlInit()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-        seen = [handles[i] for i in visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)]
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion()
-        return {
-            "driver": pynvml.nvmlSystemGetDriverVersion(),
-            "driver_cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
-            "gpus": [pynvml.nvmlDeviceGetName(handle) for handle in seen],
-            "gpu_memory_bytes": [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in seen],
-            "nvlink": _active_links(pynvml, seen[0]) if seen else None,
-        }
-    except pynvml.NVMLError:
-        return absent
+        yield [handles[i] for i in visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)]
     finally:
         pynvml.nvmlShutdown()
 
 
-def _active_links(pynvml: Any, handle: Any) -> int:
+def active_links(handle: Any) -> int:
+    """How many NVLinks of a GPU are up."""
+    import pynvml
+
     active = 0
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:

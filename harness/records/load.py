@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,23 +113,34 @@ def _common(record: Record) -> dict[str, Any]:
 
 def samples(*folders: Path | str) -> pandas.DataFrame:
     """Every raw sample of the records at or below the folders: SAMPLE_KEYS, then SAMPLE_COLUMNS."""
-    import pandas
+    return samples_of((folder, record, {}) for folder, record in records(*folders))
 
-    frames = []
-    for folder, record in records(*folders):
+
+def samples_of(found: Iterable[tuple[Path, Record, Mapping[str, Any]]]) -> pandas.DataFrame:
+    """As `samples`, of records given with their folders; the mapping holds further columns, of one value each.
+
+    UserError for samples that are damaged.
+    """
+    import pandas
+    import pyarrow
+    from pyarrow import parquet
+
+    tables = []
+    for folder, record, more in found:
         path = folder / SAMPLES
         if not path.exists():
             continue
         try:
-            frame = pandas.read_parquet(path)
+            table = parquet.read_table(path)
         except Exception as error:  # pyarrow raises many types for a damaged file
             raise UserError(f"cannot be read as Parquet ({error}); the samples are damaged", path) from None
-        frame = frame.reindex(columns=[*SAMPLE_COLUMNS, *(c for c in frame.columns if c not in SAMPLE_COLUMNS)])
         common = _common(record)
-        for position, key in enumerate(SAMPLE_KEYS):
-            frame.insert(position, key, common[key])
-        if len(frame):
-            frames.append(frame)
-    if not frames:
+        for key, value in {**more, **{key: common[key] for key in SAMPLE_KEYS}}.items():
+            table = table.append_column(key, pyarrow.array([value] * len(table)))
+        if len(table):
+            tables.append(table.replace_schema_metadata())
+    if not tables:
         return pandas.DataFrame(columns=[*SAMPLE_KEYS, *SAMPLE_COLUMNS])
-    return pandas.concat(frames, ignore_index=True)
+    frame = pyarrow.concat_tables(tables, promote_options="permissive").to_pandas()
+    named = [*SAMPLE_KEYS, *SAMPLE_COLUMNS]
+    return frame.reindex(columns=[*named, *(column for column in frame.columns if column not in named)])

@@ -14,14 +14,14 @@ from harness.records.schema import Status, WorkerResult
 from harness.records.store import LOG, write_atomically
 from harness.runner.disk import drop_all_but_log, is_full
 from harness.runner.failure import TAIL_LINES, clean_log, kernel_kills, log_lines, outcome, portable_text
-from harness.runner.launch import Launched, worker_command, worker_environment
+from harness.runner.flight_recorder import keep_recordings, recorder_environment
+from harness.runner.launch import Ended, Launched, worker_command, worker_environment
 from harness.runner.progress import PROGRESS, ProgressFile
-from harness.runner.result import DONE, FAILING, RESULT
+from harness.runner.result import CELL, DONE, FAILING, RESULT
 from harness.runner.whereabouts import WHEREABOUTS
 from harness.suite.cell import Cell
 from strategies.registry import strategy
 
-CELL = "cell.json"
 _OWN_PROCESS_ENGINES = ("local", "virtual")
 """Engines whose ranks live in one process."""
 
@@ -67,39 +67,70 @@ def execute(
     """
     folder.mkdir(parents=True)
     try:
-        described = {
-            "cell": cell.model_dump(mode="json", by_alias=True),
-            "cell_id": cell_id,
-            "repeat": repeat,
-            "threads": cell.threads,
-            "preparation": preparation,
-            "prepared": None if prepared is None else str(prepared.resolve()),
-            "root": str(Path.cwd()),
-        }
-        write_atomically(folder / CELL, json.dumps(described, indent=1))
+        describe(folder, cell, cell_id, repeat, preparation, prepared)
         progress = ProgressFile(folder)
 
         def poll() -> None:
             if progress.update():
                 on_progress(progress)
 
-        started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        started = now()
         kills = kernel_kills()
-        with Launched(command(folder, processes(cell)), folder / LOG, worker_environment(cell.threads)) as launched:
+        environment = worker_environment(cell.threads, link=cell.link)
+        if cell.engine == "nccl":
+            environment |= recorder_environment(folder)
+        with Launched(command(folder, processes(cell)), folder / LOG, environment) as launched:
             ended = launched.wait(cell.timeout, folder / DONE, poll)
         kills_after = kernel_kills()
         kernel_killed = None if kills is None or kills_after is None else kills_after > kills
-        status, reason, result = outcome(folder, ended, progress, cell.timeout, kernel_killed)
-        for name in (CELL, RESULT, f"{RESULT}.partial", PROGRESS, FAILING, DONE):
-            (folder / name).unlink(missing_ok=True)
-        for file in folder.glob(WHEREABOUTS):
-            file.unlink()
-        if status == "failed" and is_full(folder):
-            drop_all_but_log(folder)
-        clean_log(folder)
+        return collect(folder, cell, started, ended, progress, kernel_killed)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def describe(
+    folder: Path,
+    cell: Cell,
+    cell_id: str,
+    repeat: int,
+    preparation: bool = False,
+    prepared: Path | None = None,
+) -> None:
+    """Leave in the folder what a worker has to know; arguments as of `execute`.
+
+    Fields at their defaults are left out, so that workers of an older version, which lack some, run it too.
+    """
+    described = {
+        "cell": cell.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        "cell_id": cell_id,
+        "repeat": repeat,
+        "threads": cell.threads,
+        "preparation": preparation,
+        "prepared": None if prepared is None else str(prepared.resolve()),
+        "root": str(Path.cwd()),
+    }
+    write_atomically(folder / CELL, json.dumps(described, indent=1))
+
+
+def now() -> str:
+    """UTC, as records hold it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def collect(
+    folder: Path, cell: Cell, started: str, ended: Ended, progress: ProgressFile, kernel_killed: bool | None
+) -> Attempt:
+    """What a worker left, once its processes have ended; the folder keeps nothing of this machine."""
+    status, reason, result = outcome(folder, ended, progress, cell.timeout, kernel_killed)
+    for name in (CELL, RESULT, f"{RESULT}.partial", PROGRESS, FAILING, DONE):
+        (folder / name).unlink(missing_ok=True)
+    for file in folder.glob(WHEREABOUTS):
+        file.unlink()
+    keep_recordings(folder, portable_text)
+    if status == "failed" and is_full(folder):
+        drop_all_but_log(folder)
+    clean_log(folder)
     tail = log_lines(folder, TAIL_LINES) if status != "ok" else []
     return Attempt(status, _one_line(reason), _portable(result), started, ended.seconds, tail)
 

@@ -56,7 +56,9 @@ def outcome(
         status: Status = "oom" if kernel_killed else "failed"
         return status, f"{who}killed (SIGKILL){doubt} by the kernel for want of memory; {seen}", None
     follows = exception is not None and _FOLLOWS.match(exception) is not None
-    if number is not None and (exception is None or follows):
+    # A rank that has said that it waits in vain is ended by NCCL's watchdog where it cannot end itself.
+    watchdog = follows and number == signal.SIGABRT
+    if number is not None and not watchdog and (exception is None or follows):
         return "failed", f"{who}killed by {_signal_name(number)}; {seen}", None
     if follows and exception is not None:
         error, _, text = exception.partition(": ")

@@ -18,13 +18,14 @@ from cuda_src.conventions import CONVENTIONS
 from cuda_src.operators import KernelSet
 from harness.errors import UserError
 from harness.measure.clock import StageClock
+from harness.measure.statistics import median
 from harness.records.schema import METRICS, Measurement, RecordImage, SceneFacts, WorkerResult
 from harness.runner.ranks import Ranks
-from harness.runner.result import write_result
+from harness.runner.result import CELL, write_result
+from harness.runner.spending import Spending
 from harness.runner.whereabouts import Whereabouts
 from harness.scenes.held import HeldImages
 from harness.scenes.load import load_scene
-from harness.scenes.ply import read_gaussians
 from harness.scenes.points import PointSource
 from harness.scenes.scene import Scene
 from harness.suite.cell import Cell
@@ -66,15 +67,21 @@ class Job:
     """Whether others start from what this cell trains, so that it leaves its Gaussians too."""
     invalid: str | None = None
     """Set to the reason when what was measured must not be used."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What the record's environment says besides: why something was not measured or not judged."""
     facts: SceneFacts | None = None
     measurements: list[Measurement] = field(default_factory=list)
     images: list[RecordImage] = field(default_factory=list)
+    spending: Spending = field(init=False)
     _samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.spending = Spending(self.ranks)
 
     @classmethod
     def open(cls, folder: Path, comm: Communicator, whereabouts: Whereabouts) -> Job:
         """Read cell.json and set this rank up as the cell says."""
-        described = json.loads((folder / "cell.json").read_text())
+        described = json.loads((folder / CELL).read_text())
         cell = Cell.model_validate(described["cell"])
         torch.set_num_threads(cell.threads)
         device = comm.device
@@ -96,15 +103,21 @@ class Job:
     def leads(self) -> bool:
         return self.ranks.rank == 0
 
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Of this process: one a place that it drives; several may be the same CPU."""
+        return (self.device,) * (self.cell.ranks // self.ranks.ranks)
+
     def scene(self, from_points: bool) -> tuple[Scene, GaussianSource]:
         """The cell's scene and the Gaussians it starts from: its points, or its ready (or prepared) Gaussians."""
         self.phase("loading the scene")
-        scene = load_scene(self.cell.scene, self.cell.size, self.device)
+        prepared = None if self.prepared is None else self.prepared / "gaussians.ply"
+        scene = load_scene(self.cell.scene, self.cell.size, self.device, prepared)
         if self.device.type == "cuda" and scene.images is not None:
             scene = replace(scene, images=HeldImages(scene.images, scene.cameras))
         source: GaussianSource | None
-        if self.prepared is not None:
-            source = read_gaussians(self.prepared / "gaussians.ply")
+        if prepared is not None:
+            source = scene.gaussians
         elif from_points and self.cell.scene.model is None:
             source = PointSource(scene.points) if scene.points is not None else None
         else:
@@ -132,9 +145,7 @@ class Job:
         info = strategy_info(self.cell.strategy)
         self.phase("setting up the strategy")
         strategy: Strategy = info.load()()
-        # One process that drives all places has a device for each; several may be the same CPU.
-        devices = (self.device,) * (self.cell.ranks // self.ranks.ranks)
-        world = World(self.ranks.rank, self.ranks.ranks, devices, self.cell.ranks)
+        world = World(self.ranks.rank, self.ranks.ranks, self.devices, self.cell.ranks)
         context = Context(
             world=world,
             comm=self.ranks.comm,
@@ -194,7 +205,7 @@ class Job:
             peak = float(torch.cuda.max_memory_allocated(self.device))
         else:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-        if self.ranks.modelled:  # One process holds all places.
+        if self.ranks.one_process:  # It holds all places.
             self.measure("peak_memory_bytes", peak, "max")
             return
         for place, of_place in enumerate(self.ranks.each(peak)):
@@ -203,6 +214,7 @@ class Job:
     def traffic(self, steps: int) -> None:
         """The ledger's bytes and the exchange's seconds a step, since the communicator was last cleared."""
         comm = self.ranks.comm
+        comm.settle()
         for metric, tables in (("payload_bytes", comm.ledger.payload), ("metadata_bytes", comm.ledger.metadata)):
             for stage, table in tables.items():
                 matrix = self.ranks.by_rank(table).sum(dim=0)
@@ -213,6 +225,12 @@ class Job:
             for stage, value in by_stage.items():
                 self.seconds(metric, self.ranks.slowest(value) / steps, "mean", stage=stage)
         self.measure("collectives", sum(comm.ledger.calls.values()) / steps, "mean")
+
+    def spent(self, steps_a_window: float) -> None:
+        """CPU seconds of the median window and kernel launches, a step, since `spending` was last taken."""
+        cpu_seconds, launches = self.spending.take()
+        self.measure("cpu_seconds", median(cpu_seconds) / steps_a_window)
+        self.measure("kernel_launches", sum(launches) / len(launches) / steps_a_window, "mean")
 
     def statistics(self, strategy: Strategy, keep: bool = True) -> None:
         """What the strategy counted since the last call; keep: as measurements, otherwise it is dropped."""
@@ -242,7 +260,7 @@ class Job:
             scene=self.facts,
             measurements=self.measurements,
             images=self.images,
-            environment={"torch_threads": torch.get_num_threads()},
+            environment={"torch_threads": torch.get_num_threads(), **self.notes},
         )
         write_result(self.folder, result)
 

@@ -14,7 +14,9 @@ from harness.runner.launch import Launched, worker_environment
 FOLDER = "compile"
 _FIRST = "from harness.runner.lifeline import end_with_the_runner; end_with_the_runner()\n"
 COMPILE = (sys.executable, "-c", _FIRST + "import cuda_src.portable; cuda_src.portable.compile_all()")
-"""Portable kernels: all of them, by Numba."""
+"""Portable kernels for the CPU: all of them, by Numba."""
+COMPILE_CUDA = (*COMPILE[:2], COMPILE[2].replace("compile_all()", "compile_all(device='cuda')"))
+"""Portable kernels for a GPU."""
 BUILD = (sys.executable, "-c", _FIRST + "from cuda_src.compiled.build import build; build()")
 """Compiled kernels: the library, by nvcc."""
 QUIET_SECONDS = 4.0

@@ -27,6 +27,9 @@ MARK = "SPLAT_HARNESS_LAUNCH"
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
+THROUGH_HOST = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "0"}
+"""Settings by which NCCL copies through shared host memory even where GPUs have links of their own."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -47,8 +50,11 @@ def worker_command(folder: Path, processes: int) -> list[str]:
     return [sys.executable, *torchrun, "--nproc-per-node", str(processes), "--max-restarts", "0", *worker]
 
 
-def worker_environment(threads: int, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The worker's environment: so many threads a process, and ranks that talk over this machine's loopback."""
+def worker_environment(threads: int, inherited: Mapping[str, str] = os.environ, link: str = "native") -> dict[str, str]:
+    """The worker's environment: so many threads a process, and ranks that talk over this machine's loopback.
+
+    link: of the cell; on `host` GPUs reach each other through host memory alone.
+    """
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     return {
         **inherited,
@@ -60,6 +66,7 @@ def worker_environment(threads: int, inherited: Mapping[str, str] = os.environ) 
         # NVLink multicast needs fabric rights that containers often lack; without it NCCL uses plain NVLink.
         "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        **(THROUGH_HOST if link == "host" else {}),
     }
 
 

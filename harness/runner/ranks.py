@@ -15,17 +15,22 @@ class Ranks:
         self.rank, self.ranks = comm.rank, comm.ranks
 
     @property
-    def modelled(self) -> bool:
-        """Whether times are computed from ranks that ran one after another."""
+    def one_process(self) -> bool:
+        """Whether all ranks live in this process, one running at a time."""
         return self.comm.engine == "virtual"
+
+    @property
+    def modelled(self) -> bool:
+        """Whether times are computed: from ranks that ran one after another, or of a link held to a rate."""
+        return self.one_process or (self.comm.pace is not None and self.ranks > 1)
 
     def now(self) -> float:
         return self.comm.now()
 
     def by_rank(self, values: torch.Tensor) -> torch.Tensor:
-        """Every rank's values, [ranks, ...] on all ranks; same shape everywhere."""
+        """Every rank's values, [ranks, ...] on all ranks, on the host; same shape everywhere."""
         with self.comm.off_the_record():
-            return torch.cat(self.comm.gather("harness", values[None].to(self.comm.device))).cpu()
+            return torch.cat(self.comm.gather("harness", values[None].cpu()))
 
     def each(self, value: float) -> list[float]:
         """Every rank's number, on all ranks."""

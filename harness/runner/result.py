@@ -1,4 +1,4 @@
-"""What a worker leaves for the runner: its result, and the marker that all of it is there."""
+"""Files that the runner and a worker share: the cell, its result, and the marker that all of it is there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.records.schema import WorkerResult
 from harness.records.store import write_atomically
 
+CELL = "cell.json"
 RESULT = "result.json"
 DONE = "done"
 """Empty file, the last that a worker writes."""

@@ -20,7 +20,7 @@ from harness.runner.console import Display, label
 from harness.runner.disk import NO_SPACE, drop_all_but_log, says_full
 from harness.runner.execute import Attempt, Command, execute
 from harness.runner.finished import ENDED_BADLY, MEASURED, Finished
-from harness.runner.kernels import BUILD, COMPILE, compile_kernels
+from harness.runner.kernels import BUILD, COMPILE, COMPILE_CUDA, compile_kernels
 from harness.runner.launch import worker_command
 from harness.runner.lock import locked
 from harness.runner.recording import Recorder
@@ -36,8 +36,8 @@ PORTABLE, COMPILED = "portable", "compiled"
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """exit_code: as errors.py names them. report: its page; None when interrupted or when it could not be built.
-    records: of every cell of the plan, found or new, with their folders."""
+    """exit_code: as errors.py names them. report: its page; None when interrupted, not asked for, or when it could not
+    be built. records: of every cell of the plan, found or new, with their folders."""
 
     exit_code: int
     report: Path | None
@@ -52,13 +52,15 @@ def run_suite(
     retry_failed: bool = False,
     budget_seconds: float | None = None,
     console: Console | None = None,
+    report: bool = True,
     command: Command = worker_command,
     compile_command: Sequence[str] = COMPILE,
 ) -> RunOutcome:
     """Run the plan's cells that `out` does not hold yet, then build the report of all that it holds.
 
     fresh: run all. retry_failed: run those again that failed, ran out of memory or time. budget_seconds: start no
-    cell that would likely end later. Raises UserError when another run writes to `out`.
+    cell that would likely end later. report: False leaves the report out. Raises UserError when another run writes to
+    `out`.
     """
     console = console or Console()
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
@@ -77,7 +79,8 @@ def run_suite(
                 raise
             console.print(f"{NO_SPACE}; finished cells are kept, make room and run again to go on")
             return RunOutcome(EXIT_FAILED, None, run.records)
-        return RunOutcome(exit_code(record for _, record in run.records), _report(out, console), run.records)
+        page = _report(out, console) if report else None
+        return RunOutcome(exit_code(record for _, record in run.records), page, run.records)
 
 
 def exit_code(records: Iterable[Record]) -> int:
@@ -135,8 +138,13 @@ class _Run:
             if self.records:
                 display.say(f"{len(self.records)} of {len(repeats)} found finished in {self.out}")
             to_run = [*preparations, *(planned for planned, _ in missing)]
-            back_ends = {planned.cell.kernels for planned in to_run if planned.skip is None}
-            for back_end, command in ((PORTABLE, compile_command), (COMPILED, BUILD)):
+            back_ends = {(planned.cell.kernels, planned.cell.device) for planned in to_run if planned.skip is None}
+            compilers = {
+                (PORTABLE, "cpu"): compile_command,
+                (PORTABLE, "cuda"): COMPILE_CUDA,
+                (COMPILED, "cuda"): BUILD,
+            }
+            for back_end, command in compilers.items():
                 if back_end in back_ends:
                     compile_kernels(self.out, display, command)
             for planned in preparations:

@@ -2,95 +2,80 @@
 
 from __future__ import annotations
 
-from harness.measure.clock import synchronize
-from harness.measure.statistics import enough, median
+from harness.measure.statistics import median
+from harness.runner import passes
 from harness.runner.job import Job
-from strategies.base import StepReport, Strategy
+from harness.runner.witness import Witness
+from harness.scenes.scene import Scene
+from harness.suite.cell import Cell
+from strategies.base import GaussianSource, StepReport, Strategy
 from strategies.views import ViewQueue
 
-WARM_UP_PASSES = 2
-BREAKDOWN_PASSES = 2
 RATE_SCALE = 1e-3
 """Learning rates are scaled so, that the workload of the last pass is that of the first."""
 MAX_DRIFT = 0.01
 """Largest relative change of tile instances between the first and the last measured pass."""
 
 
-def run(job: Job) -> None:
-    """A sample is one whole pass; stages are timed in a second series, so that no clock slows the first."""
+def run(job: Job, opened: tuple[Scene, GaussianSource] | None = None) -> Strategy:
+    """A sample is one whole pass; stages are timed in a second series, so that no clock slows the first.
+
+    opened: the cell's scene and Gaussians, where they are at hand. Returns the strategy as the last pass left it.
+    """
     cell = job.cell
-    scene, source = job.scene(from_points=False)
+    witness = Witness.of(job)
+    scene, source = opened or job.scene(from_points=False)
     scale = cell.training.rate_scale * RATE_SCALE
     training = cell.training.model_copy(update={"rate_scale": scale, "sh_every": 0})
     strategy = job.strategy(scene, source, training)
-    views = scene.train_views[: max(1, len(scene.train_views) // cell.batch) * cell.batch]
-    # Some strategies run several views of a batch of one together, so a pass may take fewer steps than it has views.
-    steps = optimizer_steps = 0
+    views = pass_views(cell, scene)
     job.read_images(scene, views)
     queue = ViewQueue(views, shuffle=False, keep_passes=True)
-    seconds: list[float] = []
+    # Some strategies run several views of a batch of one together, so a pass may take fewer steps than it has views.
+    reports: list[StepReport] = []
     instances: list[int] = []
-    visible = 0
-    measured = 0.0
-    job.phase("warm-up")
-    while True:
-        number = len(seconds)
-        warm_up = number < WARM_UP_PASSES
-        took, reports = one_pass(job, strategy, queue, len(views))
-        seconds.append(took)
-        steps, optimizer_steps = len(reports), sum(r.optimizer_steps for r in reports)
-        instances.append(int(job.ranks.total(sum(r.tile_instances for r in reports))))
-        visible = sum(r.visible_gaussians for r in reports)
-        job.sample("passes", "step_seconds", took / steps, **{"pass": number, "warmup": warm_up})
-        if warm_up:
-            job.ranks.comm.clear()
-            job.statistics(strategy, keep=False)
-            continue
-        measured += took
-        kept = seconds[WARM_UP_PASSES:]
-        job.progress(len(kept), max(len(kept), cell.stop.min_passes), "passes", len(views) / took, None)
-        # Rank 0 decides, between passes: ranks that counted seconds alone could part ways.
-        if job.ranks.each(float(enough(kept, cell.stop, measured)))[0]:
-            break
-    drift = abs(instances[-1] - instances[WARM_UP_PASSES]) / max(1, instances[WARM_UP_PASSES])
+
+    def measured_pass(number: int, warm_up: bool) -> float:
+        took, reports[:] = one_pass(job, strategy, queue, len(views))
+        if not warm_up:
+            instances.append(int(job.ranks.total(sum(r.tile_instances for r in reports))))
+        job.sample("passes", "step_seconds", took / len(reports), **{"pass": number, "warmup": warm_up})
+        return took
+
+    seconds = passes.repeated(job, strategy, witness, len(views), measured_pass)
+    drift = abs(instances[-1] - instances[0]) / max(1, instances[0])
     if drift > MAX_DRIFT:
         job.invalid = f"tile instances moved by {drift:.1%} between the first and the last pass, expected at most 1 %"
-    pass_seconds = median(seconds[WARM_UP_PASSES:])
+    steps, pass_seconds = len(reports), median(seconds)
     job.seconds("step_seconds", pass_seconds / steps)
     job.seconds("views_per_second", len(views) / pass_seconds)
-    job.seconds("optimizer_steps_per_second", optimizer_steps / pass_seconds)
-    job.measure("visible_gaussians", job.ranks.total(visible) / len(views), "mean")
+    job.seconds("optimizer_steps_per_second", sum(r.optimizer_steps for r in reports) / pass_seconds)
+    visible = job.ranks.total(sum(r.visible_gaussians for r in reports))
+    job.measure("visible_gaussians", visible / len(views), "mean")
     job.measure("tile_instances", instances[-1] / len(views), "mean")
     job.statistics(strategy)
-    job.traffic(steps * (len(seconds) - WARM_UP_PASSES))
-    breakdown(job, strategy, queue, len(views))
+    job.spent(steps)
+    job.traffic(steps * len(seconds))
+    witness.report(steps * len(seconds))
+    passes.breakdown(job, lambda: len(one_pass(job, strategy, queue, len(views))[1]))
     job.measure("gaussians_count", job.ranks.total(sum(len(s.ids) for s in strategy.shards())), "last")
     job.memory(strategy)
+    return strategy
+
+
+def pass_views(cell: Cell, scene: Scene) -> tuple[int, ...]:
+    """The fixed views of a pass: as many training views as make whole steps."""
+    return scene.train_views[: max(1, len(scene.train_views) // cell.batch) * cell.batch]
 
 
 def one_pass(job: Job, strategy: Strategy, queue: ViewQueue, views: int) -> tuple[float, list[StepReport]]:
     """Seconds of the slowest rank over so many views, and what this rank's steps reported."""
-    reports: list[StepReport] = []
-    job.ranks.barrier()
-    synchronize(job.device)
-    start = job.ranks.now()
-    while sum(r.images for r in reports) < views:
-        reports.append(strategy.step(queue))
-    synchronize(job.device)
-    return job.ranks.slowest(job.ranks.now() - start), reports
 
+    def train() -> list[StepReport]:
+        reports: list[StepReport] = []
+        while sum(r.images for r in reports) < views:
+            reports.append(strategy.step(queue))
+        strategy.settle()
+        return reports
 
-def breakdown(job: Job, strategy: Strategy, queue: ViewQueue, views: int) -> None:
-    """Seconds by stage, over further passes."""
-    job.phase("stage breakdown")
-    job.clock.enabled = True
-    passes: list[dict[str, float]] = []
-    for number in range(BREAKDOWN_PASSES):
-        _, reports = one_pass(job, strategy, queue, views)
-        steps = len(reports)
-        passes.append({stage: job.ranks.slowest(s) / steps for stage, s in job.clock.take().items()})
-        for stage, value in passes[-1].items():
-            job.sample("stages", "stage_seconds", value, **{"pass": number, "stage": stage})
-    for stage in passes[0]:
-        job.seconds("stage_seconds", median([p[stage] for p in passes]), stage=stage)
-    job.clock.enabled = False
+    return passes.timed(job, train)

@@ -37,6 +37,7 @@ def run(job: Job) -> None:
     job.ranks.comm.clear()
     while strategy.images_seen < cell.images:
         before = strategy.images_seen
+        job.spending.begin()
         start = job.ranks.now()
         report = strategy.step(queue)
         share = float(report.loss)
@@ -47,6 +48,7 @@ def run(job: Job) -> None:
         seconds, steps = seconds + step_seconds, steps + report.optimizer_steps
         visible, instances = visible + report.visible_gaussians, instances + report.tile_instances
         seen, loss = strategy.images_seen, job.ranks.total(share)
+        job.spending.end()
         if not isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after {seen} images")
         job.sample("training", "loss", loss, index=steps, images_seen=seen)
@@ -71,6 +73,7 @@ def run(job: Job) -> None:
     job.measure("tile_instances", job.ranks.total(instances) / seen, "mean")
     job.measure("gaussians_count", job.ranks.total(sum(len(s.ids) for s in strategy.shards())), "last")
     job.statistics(strategy)
+    job.spent(1)
     job.traffic(steps)
     job.memory(strategy)
     if job.preparation:

@@ -6,7 +6,9 @@ import gc
 import json
 import os
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,19 +17,24 @@ import torch.distributed as dist
 
 from harness.errors import EXIT_FAILED, EXIT_OK, UserError
 from harness.records.schema import Status, WorkerResult
-from harness.runner import scenario_kernels, scenario_throughput, scenario_train, scenario_updates
+from harness.runner import scenario_kernels, scenario_render, scenario_throughput, scenario_train, scenario_updates
 from harness.runner.job import Job
 from harness.runner.lifeline import end_with_the_runner
-from harness.runner.result import FAILING, is_out_of_memory, write_result
+from harness.runner.result import CELL, FAILING, is_out_of_memory, write_result
 from harness.runner.whereabouts import Whereabouts
-from harness.suite.cell import Cell
+from harness.suite.cell import Cell, paced_rate
 from strategies.distribution.communicator import Communicator, LocalCommunicator, PeerFailedError, PeerSilentError
 from strategies.distribution.gloo import GlooCommunicator
+from strategies.distribution.nccl import BACKSTOP_SECONDS, connect
 from strategies.distribution.virtual import VirtualWorld
 
-SCENARIOS = {
+RECORDER_SECONDS = BACKSTOP_SECONDS + 20.0
+"""For NCCL's watchdog, which writes the flight recorder's events once its own time is over."""
+
+SCENARIOS: dict[str, Callable[[Job], object]] = {
     "train": scenario_train.run,
     "throughput": scenario_throughput.run,
+    "render": scenario_render.run,
     "kernels": scenario_kernels.run,
     "updates": scenario_updates.run,
 }
@@ -36,12 +43,20 @@ SCENARIOS = {
 def main(folder: Path) -> int:
     """Run the cell described in the folder on this process's ranks; the exit code of this process."""
     end_with_the_runner()
-    cell = Cell.model_validate(json.loads((folder / "cell.json").read_text())["cell"])
+    cell = Cell.model_validate(json.loads((folder / CELL).read_text())["cell"])
     try:
         if cell.engine == "virtual":
             VirtualWorld(cell.ranks).run(lambda comm: run_rank(folder, comm), cell.device)
         elif cell.engine == "local":
             run_rank(folder, LocalCommunicator(torch.device(cell.device), places=cell.ranks))
+        elif cell.engine == "nccl":
+            gpus = connect(cell.collective_timeout, paced_rate(cell.link))
+            gpus.on_silence = end_in_silence
+            run_rank(folder, gpus)
+            gpus.barrier()
+            gpus.close()
+            dist.destroy_process_group()
+            gc.collect()
         else:
             dist.init_process_group("gloo", timeout=timedelta(seconds=cell.collective_timeout))
             run_rank(folder, GlooCommunicator())
@@ -62,6 +77,7 @@ def run_rank(folder: Path, comm: Communicator) -> None:
     comm.on_wait = whereabouts.wait
     try:
         job = Job.open(folder, comm, whereabouts)
+        comm.pace, comm.checks = paced_rate(job.cell.link), job.cell.debug
         SCENARIOS[job.cell.scenario](job)
         job.ranks.barrier()
         if job.leads:
@@ -83,6 +99,17 @@ def leave_failure(folder: Path, error: Exception, where: str = "") -> None:
     status: Status = "oom" if isinstance(error, MemoryError) or is_out_of_memory(text) else "failed"
     reason = str(error) if isinstance(error, UserError) else f"{text} ({where})" if where else text
     write_result(folder, WorkerResult(status=status, reason=reason))
+
+
+def end_in_silence(error: PeerSilentError) -> None:
+    """End this process, whose own thread may wait for its GPU for ever, once the flight recorder has been written."""
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    recording = Path(os.environ.get("TORCH_FR_DUMP_TEMP_FILE", "") + os.environ["RANK"])
+    give_up = time.monotonic() + RECORDER_SECONDS
+    while time.monotonic() < give_up and not recording.exists():
+        time.sleep(0.1)
+    time.sleep(1.0)
+    os._exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ class SceneSpec(Frozen):
     gaussians: int | None = Field(None, ge=1)
     """City: number of ready Gaussians (throughput). Photographs: at most so many initial points are kept."""
     points: int | None = Field(None, ge=1)
-    """City: number of initial points from which training starts."""
+    """Initial points from which training starts. Photographs: fewer than the scene has are chosen evenly, for more
+    each of its own is joined by copies scattered around it."""
     views: int | None = Field(None, ge=2)
     """City: number of cameras; photographs: at most so many are used, evenly spaced."""
     seed: int = Field(0, ge=0)
@@ -45,6 +46,14 @@ class SceneSpec(Frozen):
         1,
     )
     """Repeat the scene so many times along its two horizontal axes."""
+    tile_views: Literal["every", "once"] = "every"
+    """Views of a repeated scene: those of every copy, or each view once, in copies spread over the grid."""
+    camera_side: float | None = Field(None, gt=0)
+    """Anchor city: side of the square above which its cameras stand, metres; null: it grows with the Gaussians."""
+    fill: bool = False
+    """Photographs: brought to exactly `size`, enlarged where they must be, and cropped; for timing at that size."""
+    optional: bool = False
+    """The folder may be missing: cells on it are skipped then, with that reason."""
     stand_in: bool = False
     """A CPU-size scene in the place of a larger one; reports mark it, the cell's id leaves it out."""
 
@@ -61,7 +70,7 @@ class SceneSpec(Frozen):
 
 
 class Stop(Frozen):
-    """When a throughput series ends. noise: relative, of the median pass. max_seconds: hard cap, measuring alone."""
+    """When a series of passes ends. noise: relative, of the median pass. max_seconds: hard cap, measuring alone."""
 
     noise: float = Field(0.01, gt=0)
     min_passes: int = Field(10, ge=1)
@@ -74,14 +83,15 @@ class Cell(Frozen):
     suite: str
     name: str | None = None
     """Of the case or ladder step; None for a point of the axes' product."""
-    scenario: Literal["train", "throughput", "kernels", "updates"] = "throughput"
+    scenario: Literal["train", "throughput", "render", "kernels", "updates"] = "throughput"
     strategy: str = "single"
     options: dict[str, Any] = Field(default_factory=dict)
     """The strategy's own, validated by its model; canonical: only those that differ from its defaults."""
     ranks: int = Field(1, ge=1)
     device: Literal["cpu", "cuda", "auto"] = "auto"
     engine: str = "auto"
-    link: str = Field("native", pattern=r"^(native|host|paced:[0-9]+(\.[0-9]+)?)$")
+    link: str = Field("native", pattern=r"^(native|host|paced:(0\.[0-9]*[1-9]|[1-9][0-9]*(\.[0-9]+)?))$")
+    """How ranks' data travels: as the machine does it best, through host memory, or held to so many GB/s each way."""
     kernels: Literal["auto", "reference", "portable", "compiled"] = "auto"
     precision: Literal["float32", "float64"] = "float32"
     threads: int = Field(1, ge=1)
@@ -102,8 +112,16 @@ class Cell(Frozen):
     """Seconds until a cell that has not ended is ended as `timeout`."""
     collective_timeout: float = Field(120.0, gt=0)
     """Seconds that a rank waits for the others in one collective, before the cell is ended as `timeout`."""
+    debug: bool = False
+    """Compare what ranks send with what others expect before each exchange: for a strategy that hangs. Costs time."""
     training: Training = Training()
     repeats: int = Field(3, ge=1)
     stop: Stop = Stop()
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+def paced_rate(link: str) -> float | None:
+    """Bytes a second, each way, of a cell's `link: paced:<GB/s>`; None for the other links."""
+    kind, _, rate = link.partition(":")
+    return float(rate) * 1e9 if kind == "paced" else None

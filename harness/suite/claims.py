@@ -31,6 +31,8 @@ class Claim(Frozen):
     metric: str
     test: str | None = None
     against: str | None = None
+    stage: str | None = None
+    """Of the metric; otherwise all stages together."""
     planned: str | None = Field(None, min_length=1)
     """What has to be built first."""
     not_testable: str | None = Field(None, min_length=1)
@@ -43,6 +45,8 @@ class Claim(Frozen):
             raise ValueError("expected exactly one of 'test', 'planned' and 'not_testable'")
         if self.against is not None and self.test is None:
             raise ValueError("'against' needs 'test'")
+        if self.stage is not None and self.test is None:
+            raise ValueError("'stage' needs 'test'")
         if self.metric not in METRICS:
             raise ValueError(f"metric {self.metric!r} is unknown{validation.nearest(self.metric, METRICS)}")
         return self

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from harness.suite.cell import Cell
 from harness.suite.machine import Machine
 from strategies.info import StrategyInfo
 
 CUDA_ENGINES = frozenset({"nccl", "symmetric"})
 """Engines that need a GPU a rank."""
+HOST_ENGINES = frozenset({"gloo"})
+"""Engines that move host memory only."""
 
 
 def resolve_device(device: str, machine: Machine) -> str:
@@ -30,18 +34,27 @@ def resolve(cell: Cell, info: StrategyInfo, machine: Machine) -> Cell:
 
 
 def _best_engine(ranks: int, device: str, info: StrategyInfo, machine: Machine) -> str:
-    """The first engine the strategy offers that fits; on a CPU with too few cores `virtual`, which needs only one."""
-    usable = [engine for engine in info.engines if device == "cuda" or engine not in CUDA_ENGINES]
+    """The first engine the strategy offers that fits; on a CPU with too few cores `virtual`, which needs only one.
+
+    GPUs that are missing are never made up for by `virtual`: it models a machine, and has to be asked for.
+    """
+    unusable = HOST_ENGINES if device == "cuda" else CUDA_ENGINES
+    usable = [engine for engine in info.engines if engine not in unusable]
     if ranks == 1 or info.processes == "one":
         return "local" if "local" in usable or not usable else usable[0]
     several = [engine for engine in usable if engine != "local"]
     if device == "cpu" and ranks > machine.cpus and "virtual" in several:
         return "virtual"
-    return several[0] if several else info.engines[0]
+    if device == "cuda":
+        several = [engine for engine in several if engine != "virtual"]
+    fallback = [engine for engine in info.engines if engine != "local"] or list(info.engines)
+    return (several or fallback)[0]
 
 
 def skip_reason(cell: Cell, info: StrategyInfo, machine: Machine) -> str | None:
     """Why this resolved cell cannot run here; None when it can."""
+    if cell.scene.optional and cell.scene.path is not None and not Path(cell.scene.path).expanduser().exists():
+        return f"scene {cell.scene.path} is not there"
     if info.max_ranks is not None and cell.ranks > info.max_ranks:
         places = "one place" if info.max_ranks == 1 else f"at most {info.max_ranks} places"
         return f"{info.name} computes on {places}"
@@ -49,8 +62,13 @@ def skip_reason(cell: Cell, info: StrategyInfo, machine: Machine) -> str | None:
         return f"engine {cell.engine}: not offered by {info.name}"
     if cell.engine == "local" and cell.ranks > 1 and info.processes == "per_device":
         return "engine local: one rank only"
+    if cell.engine in ("gloo", "nccl") and cell.ranks == 1 and "local" in info.engines:
+        return f"engine {cell.engine}: several ranks only; one has engine local"
     if cell.engine == "gloo" and cell.device == "cuda":
-        return "several GPUs need an engine between GPUs, which this version does not have; gloo is for CPUs"
+        missing = "" if "nccl" in info.engines else f", which {info.name} does not offer"
+        return f"engine gloo: for CPUs only; several GPUs need nccl{missing}"
+    if reason := _unsuited_link(cell):
+        return reason
     if cell.precision == "float64" and cell.kernels != "reference":
         return f"kernels {cell.kernels}: precision float64 needs reference"
     options = info.options.model_validate(cell.options)
@@ -58,6 +76,15 @@ def skip_reason(cell: Cell, info: StrategyInfo, machine: Machine) -> str | None:
     if reason := reason or info.lacks(options, cell.device):
         return reason
     return _lacking_hardware(cell, machine)
+
+
+def _unsuited_link(cell: Cell) -> str | None:
+    """Why the cell's link is none that its engine knows."""
+    if cell.link == "host" and cell.engine in ("gloo", "virtual"):
+        return f"link host: between GPUs only, engine is {cell.engine}"
+    if cell.link != "native" and cell.engine == "local" and cell.ranks > 1:
+        return f"link {cell.link}: not for places that load and store each other's memory"
+    return None
 
 
 def _lacking_hardware(cell: Cell, machine: Machine) -> str | None:
@@ -74,4 +101,6 @@ def _lacking_hardware(cell: Cell, machine: Machine) -> str | None:
         return "needs the compiled kernels, which this version does not have"
     if cell.kernels == "compiled" and not machine.nvcc:
         return "needs nvcc"
+    if cell.kernels == "portable" and not machine.numba_cuda:
+        return "kernels portable on cuda: needs numba-cuda"
     return None

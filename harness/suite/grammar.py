@@ -9,7 +9,7 @@ cases: [{name: ..., ...}]             single points
 ladder: {strategy, steps, ...}        an ablation, or a list of them
 exclude: [{key: value or values}]     points left out
 by_device: {cpu: {...}, cuda: {...}}  the same sections, merged over these once the device is known
-stop: {...}                           when a throughput series ends
+stop: {...}                           when a series of passes ends
 claims: [{id: ..., ...}]              published figures and the cases that test them
 """
 

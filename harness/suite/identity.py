@@ -36,7 +36,7 @@ def identity(cell: Cell) -> dict[str, Any]:
     photographs have the same id wherever they lie, and their content is in the record (SceneFacts.workload_hash).
     `from` is hashed as it stands; in a plan it is the id of the preparation, thus its content.
     """
-    cell = cell.model_copy(update={"scene": cell.scene.model_copy(update={"stand_in": False})})
+    cell = cell.model_copy(update={"scene": cell.scene.model_copy(update={"stand_in": False, "optional": False})})
     data = cell.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=set(LEFT_OUT))
     if cell.options:
         data["options"] = canonical_options(cell.strategy, cell.options)

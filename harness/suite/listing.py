@@ -27,6 +27,7 @@ _COLUMNS = ("name", "scenario", "strategy", "ranks", "batch", "scene", "size")
 SCENARIOS = {
     "train": "train on the scene's images; loss, held-out quality and images over time",
     "throughput": "repeat passes over a fixed list of views with ready Gaussians; views per second and stages",
+    "render": "repeat passes over the training views, forward only: images per second and seconds an image",
     "kernels": "time every operator and a whole step on one place",
     "updates": "what a batch rule does to the updates, against batch 1 on the same images",
 }

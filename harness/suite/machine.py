@@ -12,17 +12,20 @@ from cuda_src.nvcc import find_nvcc
 @dataclass(frozen=True)
 class Machine:
     """gpus: visible to CUDA. cpus: cores this process may use. compiled: the CUDA kernels are part of this version.
-    nvcc: a CUDA compiler was found."""
+    nvcc: a CUDA compiler was found. numba_cuda: the package that the portable kernels need on a GPU is installed."""
 
     gpus: int
     cpus: int
     compiled: bool
     nvcc: bool
+    numba_cuda: bool = False
 
 
 def this_machine() -> Machine:
     """What is here now."""
-    return Machine(gpu_count(), _cpu_count(), _has_compiled_kernels(), find_nvcc() is not None)
+    return Machine(
+        gpu_count(), _cpu_count(), _installed("cuda_src.compiled"), find_nvcc() is not None, _installed("numba_cuda")
+    )
 
 
 def gpu_count() -> int:
@@ -60,5 +63,5 @@ def _cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _has_compiled_kernels() -> bool:
-    return importlib.util.find_spec("cuda_src.compiled") is not None
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

@@ -32,7 +32,10 @@ def predicted_bytes(cell: Cell, prepared_gaussians: int | None = None) -> int | 
 
     prepared_gaussians: of the preparation that the cell starts from.
     """
-    gaussians = prepared_gaussians if cell.from_ else gaussian_count(cell.scene, cell.scenario)
+    gaussians = gaussian_count(cell.scene, cell.scenario)
+    if cell.from_:
+        copies = cell.scene.tile[0] * cell.scene.tile[1]
+        gaussians = None if prepared_gaussians is None else prepared_gaussians * copies
     if gaussians is None or cell.size is None:
         return None
     pixels = cell.size[0] * cell.size[1] * cell.batch
@@ -50,6 +53,7 @@ def gaussian_count(scene: SceneSpec, scenario: str) -> int | None:
         count = _city_count(scene, scenario)
     else:
         count = _photo_count(Path(scene.path or ""))
+        count = scene.points or count
         if count is not None and scene.gaussians is not None:
             count = min(count, scene.gaussians)
     return None if count is None else count * tiles

@@ -192,6 +192,8 @@ class _Builder:
                 continue
             candidates = [Path(given).expanduser(), self._suite.file.parent / given]
             match = next((path for path in candidates if path.is_file() or (key == "path" and path.is_dir())), None)
+            if match is None and key == "path" and cell.scene.optional:
+                continue
             if match is None:
                 raise place_of(settings, ("scene", key)).error(
                     f"scene.{key}: value {describe(given)}; expected a {kind} that exists"

@@ -20,17 +20,17 @@ from cuda_src.layout import RECORD_COLOUR
 from cuda_src.operators import Bins, KernelSet, Splats
 from cuda_src.workspace import Workspace
 from strategies.distribution.communicator import Communicator
-from strategies.distribution.gaussian_exchange import GaussianExchange, Route
+from strategies.distribution.gaussian_exchange import Passage
 
 STAGE = "prune"
 
 
 @dataclass(frozen=True)
 class Sight:
-    """One view as this rank takes part in it: its own splats sent by `route`, and those of its tiles, binned."""
+    """One view as this rank takes part in it: its own splats sent by `passage`, and those of its tiles, binned."""
 
     camera: Camera
-    route: Route
+    passage: Passage
     received: Splats
     bins: Bins
 
@@ -77,8 +77,8 @@ def tile_benefits(bins: Bins, capacity: int, splats: int) -> torch.Tensor:
 class Pruner:
     """Looks at views one at a time, so that no rank holds more than one view's lists."""
 
-    def __init__(self, comm: Communicator, exchange: GaussianExchange, kernels: KernelSet, workspace: Workspace):
-        self._comm, self._exchange, self._kernels, self._workspace = comm, exchange, kernels, workspace
+    def __init__(self, comm: Communicator, kernels: KernelSet, workspace: Workspace):
+        self._comm, self._kernels, self._workspace = comm, kernels, workspace
 
     def survey(self, views: Sequence[int], look: Callable[[int], Sight], rows: int, capacity: int) -> Survey:
         """Benefit and importance of this rank's rows over all views. Collective."""
@@ -90,8 +90,7 @@ class Pruner:
             weights = blend_weights(self._kernels, sight.received, sight.bins, sight.camera, self._workspace)
             benefits = tile_benefits(sight.bins, capacity, sight.received.count)
             columns = torch.stack([benefits, weights.double()], dim=1)
-            (summed,) = self._exchange.sums(STAGE, sight.route, [columns])
-            found[sight.route.splats[0].rows] += summed
+            found[sight.passage.splats.rows] += sight.passage.sums(columns)
             counts += torch.tensor([int((lengths <= capacity).sum()), len(lengths)])
         fitting, tiles = self._comm.reduce(STAGE, counts).tolist()
         return Survey(found[:, 0], found[:, 1], fitting, tiles)

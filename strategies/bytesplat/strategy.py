@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -13,8 +14,8 @@ from strategies.bytesplat.info import BytesplatOptions, refuses_training
 from strategies.bytesplat.pruning import Pruner, Sight, capacity, list_lengths
 from strategies.distribution.balance import Balance
 from strategies.distribution.gaussian_exchange import GaussianExchange
-from strategies.distribution.gaussian_level import GaussianLevel, Rendered
-from strategies.distribution.regions import Regions, cut_regions
+from strategies.distribution.gaussian_level import GaussianLevel, Share
+from strategies.distribution.regions import cut_regions
 from strategies.info import Options
 from strategies.randomness import uniform
 from strategies.views import ViewQueue
@@ -31,34 +32,29 @@ class ByteSplat(GaussianLevel):
             raise ValueError(refusal)
         super().setup(ctx, source, images, options)
         self.options = options
-        self.exchange = GaussianExchange(ctx.comm, pad=options.record == "64", codec=options.codec)
+        self.exchange = GaussianExchange(ctx.comm, ctx.kernels, options.record == "64", options.codec)
         self.balance = Balance(ctx.comm, options.unit_of(ctx.comm.ranks, ctx.batch), options.balance)
         self.capacity = capacity(options.budget, options.record_bytes)
         self._pruned = options.prune == "off"
-        self._lists = torch.zeros(3, dtype=torch.float64)
+        self._lists = torch.zeros(3, dtype=torch.float64, device=self.device)
 
     def step(self, queue: ViewQueue) -> StepReport:
-        ctx, clock = self.ctx, self.ctx.clock
+        ctx = self.ctx
         if not self._pruned and self._images_seen >= self.options.prune_images:
             self._prune(queue.views)
         views = queue.take(queue.peek(ctx.batch))
         regions = self._limited(views, self.balance.cut(views, [ctx.cameras[v] for v in views]))
-        self._segment_seconds = 0.0
-        received, route = self._exchange_splats(regions, self.workspaces)
+        shares = self._exchange_splats(views, regions, self.workspaces)
         if self.options.raster == "fused":
-            rendered = self._raster_fused(views, regions, received)
+            self._raster_fused(shares)
         else:
-            rendered = self._raster(views, regions, received, window=self._window())
-        with clock("exchange_backward"):
-            partials = self.exchange.backward(route, rendered.gradients, views)
-        self._update(regions, route, partials)
-        with clock("rebalance"):
-            self._count(rendered)
-            self.balance.learn(views, regions, self._segment_seconds, rendered.work)
-            self._learn_occlusion(views, regions, rendered.rasters)
+            self._raster(shares, regions, window=self._window())
+        self._update(shares)
+        with ctx.clock("rebalance"):
+            self._count(shares)
+            self._learn(views, regions, shares)
             self._redistribute()
-        visible = sum(s.count for s in route.splats)
-        return StepReport(ctx.batch, 1, rendered.loss, visible, rendered.instances)
+        return self._report(shares)
 
     def statistics(self) -> dict[str, float]:
         fitting, fused, tiles = self.comm.reduce("statistics", self._lists).tolist()
@@ -66,23 +62,21 @@ class ByteSplat(GaussianLevel):
         shares = {"tiles_in_budget_share": fitting / tiles, "fused_tiles_share": fused / tiles} if tiles else {}
         return super().statistics() | shares
 
-    def _raster_fused(self, views: Sequence[int], regions: Regions, received: Sequence[op.Splats]) -> Rendered:
+    def _raster_fused(self, shares: Sequence[Share]) -> None:
         """Forward, loss and backward of this rank's tiles in one operator."""
         kernels, weight, window = self.ctx.kernels, self.ctx.training.ssim_weight, self._window()
-        losses, gradients, binned, costs = [], [], [], []
-        for number, (view, camera, work) in enumerate(zip(views, regions.cameras, self.workspaces, strict=True)):
-            splats = received[number]
-            bins = self._bin(regions, number, splats, work)
+        for share in shares:
+            with self.ctx.clock(share.passage.stage):
+                share.splats = share.passage.arrive()
+            self._list(share)
             with self._segment("raster_forward+loss+raster_backward"):
-                target, mask = self._truth(view, camera)
+                target, mask = self._truth(share)
                 fused = op.raster_fused(
-                    kernels, splats, bins, camera, target, work, self.background, mask, weight, window
-                )
-            losses.append(fused.value)
-            gradients.append(fused.gradients)
-            binned.append(bins)
-            costs.append(fused.contributors + TILE * TILE)
-        return Rendered(losses, gradients, binned, costs.__getitem__)
+                    kernels, share.splats, share.bins, share.camera, target, share.work, self.background, mask, weight,
+                    window,
+                )  # fmt: skip
+            share.loss, share.cost = fused.value, partial(_work_of, fused)
+            self._give_back(share, fused.gradients)
 
     def _window(self) -> op.LossWindow:
         """The loss's window of this step, the same on all ranks and for all its views."""
@@ -92,21 +86,23 @@ class ByteSplat(GaussianLevel):
         x, y = (uniform(self.ctx.seed, _STREAM_JITTER, counters) * op.LOSS_BLOCK).to(torch.int64).tolist()
         return op.LossWindow(self.options.loss_window, (x, y))
 
-    def _count(self, rendered: Rendered) -> None:
+    def _count(self, shares: Sequence[Share]) -> None:
         """Tiles whose list fits the budget, tiles that the fused raster handled, and all."""
-        lengths = torch.cat([list_lengths(b) for b in rendered.bins])
+        lengths = torch.cat([list_lengths(share.bins) for share in shares])
         fused = len(lengths) if self.options.raster == "fused" else 0
-        self._lists += torch.tensor([int((lengths <= self.capacity).sum()), fused, len(lengths)])
+        self._lists[0] += (lengths <= self.capacity).sum()
+        self._lists[1] += fused
+        self._lists[2] += len(lengths)
 
     def _prune(self, views: Sequence[int]) -> None:
         """Remove what keeps tile lists over the budget, or as many by importance alone."""
         options, ids = self.options, self.gaussians.ids
-        pruner = Pruner(self.comm, self.exchange, self.ctx.kernels, self.shared)
+        pruner = Pruner(self.comm, self.ctx.kernels, self.shared)
         survey = pruner.survey(views, self._look, self.gaussians.count, self.capacity)
         order = pruner.removable(ids, survey)
         count = pruner.needed(views, self._look, order, survey, self.capacity, options.target_share)
         removed = order[:count] if options.prune == "hardware" else pruner.least_important(ids, survey, count)
-        self.gaussians = self.gaussians.rows(~torch.isin(ids.cpu(), removed).to(ids.device))
+        self._own(self.gaussians.rows(~torch.isin(ids.cpu(), removed).to(ids.device)))
         self.occlusion.clear()
         self._pruned = True
 
@@ -114,6 +110,12 @@ class ByteSplat(GaussianLevel):
         """This rank's part of a view, its tiles shared out evenly."""
         camera = self.ctx.cameras[view]
         regions = cut_regions([camera], [torch.ones(camera.tiles)], self.comm.ranks, "block")
-        (received,), route = self._exchange_splats(regions, [self.shared], stage="prune")
-        bins = op.bin_splats(self.ctx.kernels, received, camera, self.shared, regions.of(self.comm.rank, 0))
-        return Sight(camera, route, received, bins)
+        (share,) = self._exchange_splats([None], regions, [self.shared], stage="prune")
+        received = share.passage.arrive()
+        bins = op.bin_splats(self.ctx.kernels, received, camera, self.shared, share.tiles)
+        return Sight(camera, share.passage, received, bins)
+
+
+def _work_of(fused: op.Fused) -> torch.Tensor:
+    """Cost of each tile, as `tile_work` has it of a raster."""
+    return fused.contributors + TILE * TILE

@@ -1,16 +1,33 @@
-"""Cost of tiles, learnt from the last visit of each view, the same on all ranks."""
+"""Cost of tiles, learnt from the last visit of each view, the same on all ranks.
+
+What a step showed is on its way to the others while the next step runs, and is looked at when a view comes again.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from cuda_src.camera import Camera
-from strategies.distribution.communicator import Communicator
+from strategies.distribution.communicator import Communicator, Pending
 from strategies.distribution.regions import Regions, Unit, cut_regions
 from strategies.distribution.tile_costs import TileCosts
+
+STAGE = "balance"
+_NANOSECONDS = 1e9
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """Costs of a batch on their way: [ranks, k] int64, of each rank's tiles in order, or its segment's nanoseconds."""
+
+    views: tuple[int, ...]
+    regions: Regions
+    coming: Pending
 
 
 class Balance:
@@ -28,34 +45,64 @@ class Balance:
         self._cost = cost
         self._batches = batches
         self._costs = TileCosts()
+        self._lessons: deque[_Lesson] = deque()
+        self._timed: tuple[tuple[int, ...], Regions, Callable[[], float]] | None = None
 
     def cut(self, views: Sequence[int], cameras: Sequence[Camera]) -> Regions:
         """Regions of a batch from what is known of its views."""
+        while any(view in lesson.views for lesson in self._lessons for view in views):
+            self._keep(self._lessons.popleft())
         costs = self._costs.of(views, cameras)
         if not self._learns(len(views)):
             costs = [torch.ones(c.tiles) for c in cameras]
         return cut_regions(cameras, costs, self._comm.ranks, self._unit)
 
     def learn(
-        self, views: Sequence[int], regions: Regions, seconds: float, work: Callable[[int], torch.Tensor]
+        self,
+        views: Sequence[int],
+        regions: Regions,
+        seconds: Callable[[], float],
+        work: Sequence[Callable[[], torch.Tensor]],
     ) -> None:
         """Share each rank's costs of its own tiles. Collective.
 
         seconds: of this rank's segment, forward + backward + twice the loss (Grendel, section 3), spread evenly over
-        its tiles. work: cost of this rank's tiles of a view of the batch, [k], asked only where it counts.
+        its tiles; asked at the next step, so that nobody waits for a device. work: by view, as in `learn_work`. Either
+        is asked only where it counts.
         """
-        if not self._learns(len(views)):
+        self.learn_work(views, regions, work)
+        if self._cost != "measured" or not self._learns(len(views)):
             return
-        rank = self._comm.rank
-        mine = []
-        for view in range(len(views)):
-            if self._cost == "measured":
-                share = seconds / max(1, regions.cuts[rank + 1] - regions.cuts[rank])
-                mine.append(torch.full((len(regions.of(rank, view)),), share, dtype=torch.float64))
-            else:
-                mine.append(work(view).double())
+        timed, self._timed = self._timed, (tuple(views), regions, seconds)
+        if timed is not None:
+            known_views, known_regions, took = timed
+            self._share(known_views, known_regions, torch.tensor([round(took() * _NANOSECONDS)]))
+
+    def learn_work(self, views: Sequence[int], regions: Regions, work: Sequence[Callable[[], torch.Tensor]]) -> None:
+        """Share the work of each rank's own tiles, if that is their cost: also after a forward alone. Collective.
+
+        work: by view, cost of this rank's tiles, [k] whole numbers on any device.
+        """
+        if self._cost != "work" or not self._learns(len(views)):
+            return
+        mine = torch.cat([of_view().to(torch.int64) for of_view in work])
+        # All ranks send as many, so that nobody need be told how many come.
+        padded = mine.new_zeros(max(regions.lengths))
+        padded[: len(mine)] = mine
+        self._share(tuple(views), regions, padded)
+
+    def _share(self, views: tuple[int, ...], regions: Regions, costs: torch.Tensor) -> None:
+        coming = self._comm.counts(STAGE, costs.expand(self._comm.ranks, -1))
+        self._lessons.append(_Lesson(views, regions, coming))
+
+    def _keep(self, lesson: _Lesson) -> None:
+        every, lengths = lesson.coming.wait().cpu().double(), lesson.regions.lengths
+        if self._cost == "measured":
+            shares = [own.expand(k) / max(1, k) for own, k in zip(every, lengths, strict=True)]
+        else:
+            shares = [own[:k] for own, k in zip(every, lengths, strict=True)]
         # Segments follow one another in rank order, so the parts laid end to end are the batch's list of tiles.
-        self._costs.keep(views, regions, torch.cat(self._comm.gather("balance", torch.cat(mine))))
+        self._costs.keep(lesson.views, lesson.regions, torch.cat(shares))
 
     def _learns(self, batch: int) -> bool:
         if self._cost == "off":

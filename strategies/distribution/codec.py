@@ -8,13 +8,14 @@ A rank that renders a view of a street gets exactly zero for most of its records
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from strategies.distribution.codec_bits import bitmap_bytes, pack_bits, unpack_bits
-from strategies.distribution.communicator import Communicator
+from strategies.distribution.communicator import Communicator, Terms
 
 STAGE = "exchange_backward"
 
@@ -23,16 +24,19 @@ STAGE = "exchange_backward"
 class Outgoing:
     """What a rank sends back.
 
-    rows: [n, GRADIENTS_SENT] real, by destination, then view. nonzero: [n] bool, rows with any value that is not
-    exactly zero. counts: [ranks, views] int64, rows of each group. views: view number of each column. ids: [n] int64,
-    stable ids of the rows' Gaussians.
+    rows: [n, GRADIENTS_SENT] real, by destination, then view. counts: [ranks, views] int64, rows of each group. views:
+    view number of each column. ids: [n] int64, stable ids of the rows' Gaussians.
     """
 
     rows: torch.Tensor
-    nonzero: torch.Tensor
     counts: torch.Tensor
     views: Sequence[int]
     ids: torch.Tensor
+
+    @cached_property
+    def nonzero(self) -> torch.Tensor:
+        """Rows with any value that is not exactly zero, [n] bool."""
+        return nonzero_rows(self.rows)
 
     @property
     def by_destination(self) -> list[int]:
@@ -41,16 +45,21 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Incoming:
-    """What came back: rows [m, GRADIENTS_SENT], and the positions [m] they have among all that were awaited."""
+    """What came back: rows [m, GRADIENTS_SENT], and the positions [m] they have among all that were awaited.
+
+    positions: ascending; None where all of them came.
+    """
 
     rows: torch.Tensor
-    positions: torch.Tensor
+    positions: torch.Tensor | None = None
 
 
 class Codec(ABC):
     """One way to move the rows. Stateless unless it says otherwise; every call is collective."""
 
     name: str
+    moves_own = True
+    """Whether a rank's rows for itself go through it too; if not, their places in what is sent and comes are empty."""
 
     @property
     def bytes(self) -> int:
@@ -58,19 +67,23 @@ class Codec(ABC):
         return 0
 
     @abstractmethod
-    def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
-        """Send; awaited: [ranks, views] int64, rows of each group by source. Bytes are payload unless said."""
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Callable[[], Incoming]:
+        """Start; what is returned waits for what comes back, and is called once, in the order of the sends.
+
+        awaited: [ranks, views] int64, rows of each group by source. Bytes are payload unless said.
+        """
 
 
 class Dense(Codec):
     """All rows as they are, zeros included: 36 B a record."""
 
     name = "dense"
+    moves_own = False
 
-    def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Callable[[], Incoming]:
         back = awaited.sum(1).tolist()
-        rows = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, back).wait()
-        return Incoming(rows, torch.arange(len(rows), device=rows.device))
+        pending = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, back, terms=Terms(own=False))
+        return lambda: Incoming(pending.wait())
 
 
 class Bitmap(Codec):
@@ -81,16 +94,19 @@ class Bitmap(Codec):
 
     name = "bitmap"
 
-    def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Callable[[], Incoming]:
         sent = outgoing.nonzero
         bits = pack_bits(sent, outgoing.counts.reshape(-1))
         to, back = bitmap_bytes(outgoing.counts).sum(1).tolist(), bitmap_bytes(awaited).sum(1).tolist()
-        packed = comm.exchange(STAGE, bits, to, back).wait()
-        came = unpack_bits(packed, awaited.reshape(-1))
-        rows = comm.exchange(
-            STAGE, outgoing.rows[sent], _kept(sent, outgoing.by_destination), _kept(came, awaited.sum(1).tolist())
-        ).wait()
-        return Incoming(rows, came.nonzero()[:, 0])
+        coming = comm.exchange(STAGE, bits, to, back)
+        kept, rows = _kept(sent, outgoing.by_destination), outgoing.rows[sent]
+
+        def finish() -> Incoming:
+            came = unpack_bits(coming.wait(), awaited.reshape(-1))
+            back = _kept(came, awaited.sum(1).tolist())
+            return Incoming(comm.exchange(STAGE, rows, kept, back).wait(), came.nonzero()[:, 0])
+
+        return finish
 
 
 class Index(Codec):
@@ -101,19 +117,24 @@ class Index(Codec):
 
     name = "index"
 
-    def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Callable[[], Incoming]:
         sent = outgoing.nonzero
         to = _kept(sent, outgoing.by_destination)
         counted = comm.counts(STAGE, torch.tensor(to)[:, None])
         where = sent.nonzero()[:, 0]
         # Only a group's own positions travel: they fit 32 bits however many records a rank sends.
         where -= _first(outgoing.counts).to(where.device).repeat_interleave(torch.tensor(to, device=where.device))
-        back = counted.wait()[:, 0].tolist()
-        pending = comm.exchange(STAGE, where.to(torch.int32), to, back)
-        rows = comm.exchange(STAGE, outgoing.rows[sent], to, back).wait()
-        positions = pending.wait().to(torch.int64)
-        positions += _first(awaited).to(rows.device).repeat_interleave(torch.tensor(back, device=rows.device))
-        return Incoming(rows, positions)
+        sent_rows = outgoing.rows[sent]
+
+        def finish() -> Incoming:
+            back = counted.wait()[:, 0].tolist()
+            pending = comm.exchange(STAGE, where.to(torch.int32), to, back)
+            rows = comm.exchange(STAGE, sent_rows, to, back).wait()
+            positions = pending.wait().to(torch.int64)
+            positions += _first(awaited).to(rows.device).repeat_interleave(torch.tensor(back, device=rows.device))
+            return Incoming(rows, positions)
+
+        return finish
 
 
 class BFloat16(Codec):
@@ -134,7 +155,7 @@ class BFloat16(Codec):
         tensors = (t for kept in self._remainders.values() for t in kept)
         return sum(t.numel() * t.element_size() for t in tensors)
 
-    def exchange(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Incoming:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Callable[[], Incoming]:
         column = _column(outgoing.counts).to(outgoing.rows.device)
         rounded = torch.empty(outgoing.rows.shape, dtype=torch.bfloat16, device=outgoing.rows.device)
         for number, view in enumerate(outgoing.views):
@@ -142,9 +163,9 @@ class BFloat16(Codec):
             rounded[group] = self._rounded(view, outgoing.ids[group], outgoing.rows[group])
         # As bytes: not every engine moves bfloat16.
         packed = rounded.view(torch.uint8)
-        received = comm.exchange(STAGE, packed, outgoing.by_destination, awaited.sum(1).tolist()).wait()
-        rows = received.contiguous().view(torch.bfloat16).to(outgoing.rows.dtype)
-        return Incoming(rows, torch.arange(len(rows), device=rows.device))
+        pending = comm.exchange(STAGE, packed, outgoing.by_destination, awaited.sum(1).tolist())
+        real = outgoing.rows.dtype
+        return lambda: Incoming(pending.wait().contiguous().view(torch.bfloat16).to(real))
 
     def _rounded(self, view: int, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The rows with what was left of them, rounded; what that leaves is kept. ids are distinct."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,22 +24,41 @@ class PeerSilentError(TimeoutError):
     """Another rank did not come to a collective in time."""
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What an engine may make use of in an exchange; one that has no use for it does as if it were not there.
+
+    own: False where what a rank sends itself need not be moved: its place in what is received holds anything. after:
+    from `Communicator.mark`, work that the exchange waits for, and for none that was queued later. into: memory that
+    rows may be received into, of their shape and type.
+    """
+
+    own: bool = True
+    after: object | None = None
+    into: torch.Tensor | None = None
+
+
+NO_TERMS = Terms()
+
+
 @dataclass
 class Transfer:
     """What an engine hands back for a started exchange.
 
-    finish: waits and returns the received rows. finished_at: the time it arrived, where the engine knows.
+    finish: waits and returns the received rows. finished_at: the time it arrived, where the engine knows. timed: the
+    engine itself accounts for exposed and hidden seconds, on its devices, and paces the exchange there.
     """
 
     finish: Callable[[], torch.Tensor]
     finished_at: Callable[[], float | None] = lambda: None
+    timed: bool = False
 
 
 class Pending:
     """An exchange under way; `wait` returns what was received, once."""
 
-    def __init__(self, comm: Communicator, stage: str, transfer: Transfer):
-        self._comm, self._stage, self._transfer = comm, stage, transfer
+    def __init__(self, comm: Communicator, stage: str, transfer: Transfer, due: float = 0.0):
+        self._comm, self._stage, self._transfer, self._due = comm, stage, transfer, due
         self._started = comm.now()
 
     def wait(self) -> torch.Tensor:
@@ -46,8 +67,11 @@ class Pending:
         self._comm.on_wait(self._stage)
         received = self._transfer.finish()
         self._comm.on_wait(None)
+        if self._transfer.timed:
+            return received
+        self._comm.rest_until(self._due)
         done = self._comm.now()
-        arrived = self._transfer.finished_at() or done
+        arrived = max(self._transfer.finished_at() or done, self._due)
         self._comm.spent(self._stage, exposed=done - asked, hidden=max(0.0, min(arrived, asked) - self._started))
         return received
 
@@ -67,6 +91,14 @@ class Communicator(ABC):
         self.hidden_seconds: dict[str, float] = {}
         self.on_wait: Callable[[str | None], None] = lambda stage: None
         """Told the stage in which this rank starts to wait for others, and None when it need not any more."""
+        self.on_silence: Callable[[PeerSilentError], None] = lambda error: None
+        """Told, from a thread of its own, that an exchange on the device has outlasted its time: the rank may be stuck
+        in a call that does not return."""
+        self.pace: float | None = None
+        """Bytes a second, each way, that exchanges are held to; None for as fast as they go."""
+        self.checks = False
+        """Whether all ranks' row counts are compared before each exchange. Costs a collective each time."""
+        self._link_free = 0.0
         self._windows = Workspace(device)
 
     def exchange(
@@ -77,24 +109,29 @@ class Communicator(ABC):
         receive_counts: Sequence[int],
         metadata: bool = False,
         padding: int = 0,
+        terms: Terms = NO_TERMS,
     ) -> Pending:
         """Send rows [sum(send_counts), ...], packed by destination; receive rows packed by source.
 
-        metadata: all of it counts as such. padding: so many trailing values of each row do. ValueError when the
-        counts do not describe the rows.
+        metadata: all of it counts as such. padding: so many trailing values of each row do. terms: what an engine may
+        make use of. ValueError when the counts do not describe the rows.
         """
         if send.shape[0] != sum(send_counts) or len(send_counts) != self.ranks or len(receive_counts) != self.ranks:
             raise ValueError(
                 f"{stage}: rank {self.rank} has {send.shape[0]} rows for {self.ranks} ranks, "
                 f"send counts {list(send_counts)}, receive counts {list(receive_counts)}"
             )
-        row = send[:1].numel() * send.element_size() if len(send) else 0
+        if self.checks:
+            self._check_counts(stage, send_counts, receive_counts)
+        row = math.prod(send.shape[1:]) * send.element_size()
         padded = padding * send.element_size()
-        self.ledger.add(stage, self.rank, [n * (row - padded) for n in send_counts], metadata)
+        over_link = self._over_link(send)
+        self.ledger.add(stage, self.rank, [n * (row - padded) for n in send_counts], metadata, over_link)
         if padding:
-            self.ledger.add_padding(stage, self.rank, [n * padded for n in send_counts])
-        transfer = self._exchange(stage, send.contiguous(), list(send_counts), list(receive_counts))
-        return Pending(self, stage, transfer)
+            self.ledger.add_padding(stage, self.rank, [n * padded for n in send_counts], over_link)
+        due = self._paced(row, send_counts, receive_counts)
+        transfer = self._exchange(stage, send.contiguous(), list(send_counts), list(receive_counts), terms)
+        return Pending(self, stage, transfer, due)
 
     def counts(self, stage: str, send: torch.Tensor) -> Pending:
         """Each rank learns what the others will send it: send [ranks, k] int64; received [ranks, k], by source."""
@@ -115,13 +152,20 @@ class Communicator(ABC):
         received = self.exchange(stage, rows, send_counts, receive_counts).wait()
         return {s: part for s, part in enumerate(received.split(receive_counts)) if s in receive}
 
-    def gather(self, stage: str, rows: torch.Tensor, metadata: bool = True) -> list[torch.Tensor]:
-        """Every rank's rows [n, ...] on all ranks; n may differ between ranks."""
-        many = torch.tensor([[len(rows)]], dtype=torch.int64).expand(self.ranks, 1)
-        lengths = [int(n) for n in self.counts(stage, many).wait()[:, 0]]
+    def mark(self) -> object | None:
+        """The work queued so far, for `Terms.after`; None where an exchange is not queued behind work."""
+        return None
+
+    def gather(
+        self, stage: str, rows: torch.Tensor, metadata: bool = True, lengths: Sequence[int] | None = None
+    ) -> list[torch.Tensor]:
+        """Every rank's rows [n, ...] on all ranks; n may differ between them. lengths: by rank, where all know them."""
+        if lengths is None:
+            many = torch.tensor([[len(rows)]], dtype=torch.int64).expand(self.ranks, 1)
+            lengths = [int(n) for n in self.counts(stage, many).wait()[:, 0]]
         copies = rows.expand(self.ranks, *rows.shape).reshape(-1, *rows.shape[1:])
         received = self.exchange(stage, copies, [len(rows)] * self.ranks, lengths, metadata).wait()
-        return list(received.split(lengths))
+        return list(received.split(list(lengths)))
 
     def reduce(self, stage: str, values: torch.Tensor, metadata: bool = True) -> torch.Tensor:
         """The sum over ranks, added in rank order so that it has the same bits on every rank and engine."""
@@ -145,6 +189,15 @@ class Communicator(ABC):
         """Seconds on this rank's clock; an engine that models time has its own."""
         return perf_counter()
 
+    def rest_until(self, moment: float) -> None:
+        """Let this rank's clock come to that moment: the end of an exchange that is held to a rate."""
+        if (left := moment - self.now()) > 0:
+            time.sleep(left)
+
+    def settle(self) -> None:
+        """Bring exposed and hidden seconds up to date. An engine that keeps them on its device waits for it here."""
+        return
+
     def spent(self, stage: str, exposed: float, hidden: float) -> None:
         self.exposed_seconds[stage] = self.exposed_seconds.get(stage, 0.0) + exposed
         self.hidden_seconds[stage] = self.hidden_seconds.get(stage, 0.0) + hidden
@@ -164,9 +217,38 @@ class Communicator(ABC):
         finally:
             self.ledger, self.exposed_seconds, self.hidden_seconds = kept
 
+    def _over_link(self, send: torch.Tensor) -> bool:
+        """Whether the engine moves this tensor between devices, and not from host to host."""
+        return True
+
+    def _paced(self, row: int, send_counts: Sequence[int], receive_counts: Sequence[int]) -> float:
+        """When an exchange that starts now may end, on a full-duplex link that carries one exchange after another.
+
+        row: bytes of one.
+        """
+        if self.pace is None:
+            return 0.0
+        out, back = (sum(counts) - counts[self.rank] for counts in (send_counts, receive_counts))
+        self._link_free = max(self._link_free, self.now()) + row * max(out, back) / self.pace
+        return self._link_free
+
+    def _check_counts(self, stage: str, send_counts: Sequence[int], receive_counts: Sequence[int]) -> None:
+        """ValueError, on every rank, where one does not expect what another sends: many engines would hang."""
+        self.checks = False
+        with self.off_the_record():
+            mine = torch.tensor([list(send_counts), list(receive_counts)], dtype=torch.int64)
+            every = torch.cat(self.gather(stage, mine[None]))
+        self.checks = True
+        sent, expected = every[:, 0], every[:, 1].T
+        for source, destination in (sent != expected).nonzero().tolist():
+            raise ValueError(
+                f"{stage}: rank {source} sends {int(sent[source, destination])} rows to rank {destination}, "
+                f"which expects {int(expected[source, destination])}"
+            )
+
     @abstractmethod
     def _exchange(
-        self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]
+        self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int], terms: Terms
     ) -> Transfer: ...
 
     @abstractmethod
@@ -185,7 +267,9 @@ class LocalCommunicator(Communicator):
         super().__init__(0, 1, torch.device(device))
         self.ledger = Ledger(places)
 
-    def _exchange(self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]) -> Transfer:
+    def _exchange(
+        self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int], terms: Terms
+    ) -> Transfer:
         return Transfer(lambda: send)
 
     def _barrier(self) -> None:

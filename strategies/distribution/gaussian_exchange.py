@@ -5,42 +5,43 @@ One mechanism for Grendel and ByteSplat: ownership x regions x codec.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-
 import torch
-import torch.nn.functional as F
 
-from cuda_src.layout import GRADIENT, RECORD, RECORD_OPACITY
-from cuda_src.operators import Bins, Splats
-from strategies.distribution.codec import CODECS, Outgoing, nonzero_rows
-from strategies.distribution.communicator import Communicator
+from cuda_src.camera import Camera
+from cuda_src.exchange import (
+    NO_HOLE,
+    OVERFLOWED,
+    OWN_SPLATS,
+    OWN_UNDRAWN,
+    ROUTE_COUNTS,
+    SENT_GRADIENTS,
+    SENT_INSTANCES,
+    SENT_RECORDS,
+    Hole,
+    keep_records,
+    pack_gradients,
+    pack_records,
+    route_splats,
+    sum_gradients,
+    take_records,
+    unpack_records,
+    wire_width,
+)
+from cuda_src.layout import GRADIENT, GRADIENT_STRIDE, RECORD
+from cuda_src.operators import Bins, KernelSet, Splats
+from cuda_src.workspace import Workspace
+from strategies.distribution.codec import CODECS, Incoming, Outgoing
+from strategies.distribution.communicator import Communicator, Terms
 
 FORWARD_BYTES = 44
 """mean2D 2, conic 3, opacity 1, colour 3, depth and radius: 11 float32."""
 BACKWARD_BYTES = 36
 """Gradients of the first nine, zeros included."""
-GRADIENTS_SENT = 9
+GRADIENTS_SENT = SENT_GRADIENTS
 PADDED_RECORD = 16
-"""64 B, so that scattered access to records runs at the link's rate."""
-
-
-@dataclass(frozen=True)
-class Route:
-    """Where the records of a batch went and came from.
-
-    splats: this rank's, by view. sent: the splat of each record, numbered through the views one after another, by
-    destination, then view. received: stable ids of the records that came, by source, then view. send_counts,
-    receive_counts: [views, ranks] int64. arrived: permutation from source-major to view-major records.
-    """
-
-    splats: Sequence[Splats]
-    sent: torch.Tensor
-    received: torch.Tensor
-    send_counts: torch.Tensor
-    receive_counts: torch.Tensor
-    arrived: torch.Tensor
+"""64 B, so that scattered access to records runs at the link's rate; the id lies in the padding."""
+_SPARE_RECORDS = 4
+"""Room on the wire at a view's first visit: for every splat once, and for one in so many, at a border, once more."""
 
 
 def touched_ranks(bins: Bins, owner: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,116 +51,189 @@ def touched_ranks(bins: Bins, owner: torch.Tensor, ranks: int) -> tuple[torch.Te
     """
     lengths = bins.starts[1:] - bins.starts[:-1]
     rank_of_instance = owner.to(bins.tiles.device)[bins.tiles.long()].repeat_interleave(lengths)
+    assert bins.splat_starts is not None  # Views are listed without rooms here.
     splats = max(1, len(bins.splat_starts) - 1)
     pairs = torch.unique(rank_of_instance * splats + bins.splat.long())
     return pairs // splats, pairs % splats
 
 
-def _regroup(counts: torch.Tensor) -> torch.Tensor:
-    """Permutation that turns records grouped by (row, column) of `counts` into groups by (column, row)."""
-    rows, columns = counts.shape
-    group = torch.arange(rows * columns).repeat_interleave(counts.reshape(-1))
-    return torch.argsort(group % columns * rows + group // columns, stable=True)
-
-
-def above_opacity(least: float) -> Callable[[Splats], torch.Tensor] | None:
-    """Which splats may be sent at all, as a [V] mask; None for all of them."""
-    return (lambda splats: splats.records[:, RECORD_OPACITY] >= least) if least > 0 else None
-
-
 class GaussianExchange:
     """Sends records forward and gradients backward, on one communicator.
 
-    pad: records travel as 64 B, aligned; the padding is metadata. codec: how gradients travel (`CODECS`).
-    `zeros` of `records` sent back since `clear` had a gradient of exactly zero, whatever the codec.
+    pad: records travel as 64 B, aligned. codec: how gradients travel (`CODECS`). The id that a record has on the wire,
+    and padding, are metadata. `zeros` of `records` sent back since `clear` had a gradient of exactly zero, whatever the
+    codec.
     """
 
-    def __init__(self, comm: Communicator, pad: bool = False, codec: str = "dense"):
-        self.comm = comm
-        self.width = PADDED_RECORD if pad else RECORD
+    def __init__(self, comm: Communicator, kernels: KernelSet, pad: bool = False, codec: str = "dense"):
+        self.comm, self.kernels = comm, kernels
+        self.width = PADDED_RECORD if pad else wire_width(kernels.dtype)
         self.codec = CODECS[codec]()
-        self.zeros = self.records = 0
+        self.counted_zeros = torch.zeros(1, dtype=torch.int64, device=comm.device)
+        """On the device, where they are counted."""
+        self.records = 0
+
+    @property
+    def zeros(self) -> int:
+        return int(self.counted_zeros)
 
     def clear(self) -> None:
         """Start a new window of the counters."""
-        self.zeros = self.records = 0
+        self.counted_zeros.zero_()
+        self.records = 0
 
-    def forward(
+
+class Passage:
+    """One view's records on their way to the ranks whose tiles they touch, and their gradients on the way back.
+
+    Used in this order, by all ranks alike: made, which counts and packs what this rank sends and waits for nothing;
+    `fits` and `depart`, which need all ranks' counts on the host; `arrive`, `give_back`, `collect`. Between them comes
+    whatever need not wait: that is what an exchange hides behind. workspace: of the view, holds what is under way.
+    """
+
+    def __init__(
         self,
-        splats: Sequence[Splats],
-        bins: Sequence[Bins],
-        owners: Sequence[torch.Tensor],
-        sendable: Callable[[Splats], torch.Tensor] | None = None,
+        exchange: GaussianExchange,
+        splats: Splats,
+        camera: Camera,
+        owners: torch.Tensor,
+        workspace: Workspace,
+        depth_limit: torch.Tensor | None = None,
+        min_opacity: float = 0.0,
         stage: str = "exchange_forward",
-    ) -> tuple[list[Splats], Route]:
-        """By view: the records that touch this rank's region, from all ranks, and the way back.
+    ) -> None:
+        """splats: of this rank's Gaussians. owners: rank of each tile, [tiles] int32. min_opacity: of what is sent."""
+        self.splats, self.stage = splats, stage
+        self._exchange, self._work = exchange, workspace
+        comm, kernels = exchange.comm, exchange.kernels
+        self._routing = route_splats(kernels, splats, camera, owners, comm.ranks, workspace, depth_limit, min_opacity)
+        # All of a rank's counts to every rank: so that its own come back to its host with the others'.
+        counts = self._routing.counts.reshape(1, -1).expand(comm.ranks, -1)
+        self._coming_counts = comm.counts(stage, counts)
+        self._counts: torch.Tensor | None = None
+        held = workspace.capacity("exchange.wire", kernels.dtype) // exchange.width
+        self._pack(max(held, splats.count + splats.count // _SPARE_RECORDS))
+        self._packed = comm.mark()
 
-        splats, bins: this rank's Gaussians in each view, binned over the whole image. owners: rank of each tile.
-        sendable: a mask of the splats that may be sent. Rows of the received splats number them as they stand; ids
-        are the Gaussians' own. stage: the ledger's name for it.
+    @property
+    def fits(self) -> bool:
+        """Whether every rank's room was large enough for its splats; if not, all ranks make the passage anew."""
+        return not bool(self._table[:, :, OVERFLOWED].any())
+
+    @property
+    def visible(self) -> int:
+        """This rank's splats that are drawn."""
+        own = self._table[self._exchange.comm.rank, 0]
+        return int(own[OWN_SPLATS] - own[OWN_UNDRAWN])
+
+    @property
+    def needed(self) -> int:
+        """Splats that a room must hold."""
+        return int(self._table[self._exchange.comm.rank, 0, OWN_SPLATS])
+
+    @property
+    def instances(self) -> int:
+        """Tile instances of what arrives among this rank's tiles."""
+        return int(self._table[:, self._exchange.comm.rank, SENT_INSTANCES].sum())
+
+    def depart(self) -> None:
+        """Start the exchange of records. This rank's own take their place meanwhile."""
+        exchange, comm, work = self._exchange, self._exchange.comm, self._work
+        records = self._table[:, :, SENT_RECORDS]
+        self._to, self._from = records[comm.rank].tolist(), records[:, comm.rank].tolist()
+        sent, came, width = sum(self._to), sum(self._from), exchange.width
+        self._hole = Hole(sum(self._from[: comm.rank]), self._to[comm.rank])
+        after, into = self._packed, None
+        if sent > len(self._wire):
+            self._pack(sent)
+            after = None
+        if comm.device.type == "cuda":
+            # Memory that was not there when the packing was queued may still be in use by what was queued since.
+            if work.capacity("exchange.arrived", self._wire.dtype) < came * width:
+                after = None
+            into = work.take("exchange.arrived", (came, width), self._wire.dtype)
+        self._records = comm.exchange(
+            self.stage,
+            self._wire[:sent],
+            self._to,
+            self._from,
+            padding=width - RECORD,
+            terms=Terms(own=False, after=after, into=into),
+        )
+        self._arrived = take_records(exchange.kernels, work, "exchange.records", came)
+        self._ids = work.take("exchange.ids", (came,), torch.int64)
+        keep_records(exchange.kernels, self.splats, self._routing, comm.rank, self._hole, self._arrived, self._ids)
+
+    def arrive(self) -> Splats:
+        """The records that touch this rank's tiles, from all ranks, by source, with the Gaussians' own ids.
+
+        They are rows of no table here: ids stand in for them.
         """
-        comm, ranks = self.comm, self.comm.ranks
-        sent, send_counts = [], torch.zeros((len(splats), ranks), dtype=torch.int64)
-        for view in range(len(splats)):
-            destination, splat = touched_ranks(bins[view], owners[view], ranks)
-            if sendable is not None:
-                kept = sendable(splats[view])[splat]
-                destination, splat = destination[kept], splat[kept]
-            sent.append(splat)
-            send_counts[view] = torch.bincount(destination, minlength=ranks)
-        counted = comm.counts(stage, send_counts.T.contiguous())
-        order = _regroup(send_counts)
-        before = [0, *accumulate(s.count for s in splats)]
-        numbered = torch.cat([rows + first for rows, first in zip(sent, before, strict=False)])[order]
-        records = torch.cat([s.records[rows] for s, rows in zip(splats, sent, strict=True)])[order]
-        ids = torch.cat([s.ids[rows] for s, rows in zip(splats, sent, strict=True)])[order]
-        receive_counts = counted.wait().T.contiguous()
-        to, back = send_counts.sum(0).tolist(), receive_counts.sum(0).tolist()
-        # Ids break ties of depth, so that every rank blends in the order of `single`.
-        ids_pending = comm.exchange(stage, ids, to, back, metadata=True)
-        records = F.pad(records, (0, self.width - RECORD))
-        received = comm.exchange(stage, records, to, back, padding=self.width - RECORD).wait()
-        received_ids = ids_pending.wait()
-        arrived = _regroup(receive_counts.T)
-        lengths = receive_counts.sum(1).tolist()
-        by_view = [
-            Splats(torch.arange(len(r), device=r.device), i, r[:, :RECORD].contiguous())
-            for r, i in zip(received[arrived].split(lengths), received_ids[arrived].split(lengths), strict=True)
-        ]
-        return by_view, Route(splats, numbered, received_ids, send_counts, receive_counts, arrived)
+        rows = self._records.wait()
+        unpack_records(self._exchange.kernels, rows, self._hole, self._arrived, self._ids)
+        return Splats(self._ids, self._ids, self._arrived)
 
-    def backward(self, route: Route, gradients: Sequence[torch.Tensor], views: Sequence[int]) -> list[torch.Tensor]:
-        """By view: gradients of this rank's own splats, [V, GRADIENT], summed over the ranks that rendered them.
+    def give_back(self, gradients: torch.Tensor, view: int) -> None:
+        """Start the return of the gradients of what arrived, [R, GRADIENT], as raster_backward left them.
 
-        gradients: by view [received, GRADIENT], as raster_backward left them. views: the batch's view numbers.
+        They stay as they are until `collect`. view: the view's number.
         """
-        rows = self._by_source(route, [g[:, :GRADIENTS_SENT] for g in gradients])
-        nonzero = nonzero_rows(rows)
-        self.records += len(rows)
-        self.zeros += len(rows) - int(nonzero.sum())
-        outgoing = Outgoing(rows, nonzero, route.receive_counts.T, views, route.received)
-        incoming = self.codec.exchange(self.comm, outgoing, route.send_counts.T)
-        lengths = [s.count for s in route.splats]
-        total = rows.new_zeros((sum(lengths), GRADIENT))
-        # Sources one after another, as the positions ascend: a sum has the same bits whatever the codec leaves out.
-        total[:, :GRADIENTS_SENT].index_add_(0, route.sent[incoming.positions], incoming.rows)
-        return list(total.split(lengths))
+        exchange = self._exchange
+        hole = NO_HOLE if exchange.codec.moves_own else self._hole
+        rows = self._work.take("exchange.returned", (sum(self._from), GRADIENTS_SENT), gradients.dtype)
+        pack_gradients(exchange.kernels, gradients, hole, rows, exchange.counted_zeros)
+        exchange.records += len(rows)
+        self._gradients = None if exchange.codec.moves_own else gradients
+        outgoing = Outgoing(rows, torch.tensor(self._from)[:, None], [view], self._ids)
+        self._returning = exchange.codec.send(exchange.comm, outgoing, torch.tensor(self._to)[:, None])
 
-    def sums(self, stage: str, route: Route, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """By view: any values of the received records, [received, k], summed at their owners: [V, k]."""
-        rows = self._by_source(route, values)
-        to, back = route.receive_counts.sum(0).tolist(), route.send_counts.sum(0).tolist()
-        received = self.comm.exchange(stage, rows, to, back).wait()
-        lengths = [s.count for s in route.splats]
-        total = rows.new_zeros((sum(lengths), *rows.shape[1:])).index_add_(0, route.sent, received)
-        return list(total.split(lengths))
+    def collect(self) -> torch.Tensor:
+        """Gradients of this rank's own splats, [V, GRADIENT], summed over the ranks that rendered them."""
+        exchange, work = self._exchange, self._work
+        returned = self._all_of(self._returning())
+        total = work.take("exchange.gradients", (self.splats.count, GRADIENT_STRIDE), returned.dtype)[:, :GRADIENT]
+        sum_gradients(
+            exchange.kernels,
+            self._routing,
+            returned,
+            exchange.comm.rank,
+            self._gradients,
+            self._hole,
+            total,
+            exchange.counted_zeros,
+        )
+        return total
 
-    def _by_source(self, route: Route, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Rows by view brought into the order in which their records came."""
-        stacked = torch.cat(list(values))
-        rows = torch.empty_like(stacked)
-        rows[route.arrived] = stacked
-        return rows
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        """Any values of what arrived, [R, k], summed at their owners: [V, k]."""
+        received = self._exchange.comm.exchange(self.stage, values, self._from, self._to).wait()
+        total = values.new_zeros((self.splats.count, *values.shape[1:]))
+        for rank, part in enumerate(received.split(self._to)):
+            total.index_add_(0, self._routing.splats_to(rank), part)
+        return total
+
+    @property
+    def _table(self) -> torch.Tensor:
+        """All ranks' counts, [source, destination, ROUTE_COUNTS] on the host; waits for them once."""
+        if self._counts is None:
+            ranks = self._exchange.comm.ranks
+            self._counts = self._coming_counts.wait().cpu().view(ranks, ranks, ROUTE_COUNTS)
+        return self._counts
+
+    def _pack(self, rows: int) -> None:
+        """Records of the other ranks into a buffer of so many rows, as far as they reach."""
+        exchange = self._exchange
+        self._wire = self._work.take("exchange.wire", (rows, exchange.width), exchange.kernels.dtype)
+        pack_records(exchange.kernels, self.splats, self._routing, exchange.comm.rank, self._wire)
+
+    def _all_of(self, incoming: Incoming) -> torch.Tensor:
+        """Rows of all records that were sent, zeros for those that a codec left out."""
+        if incoming.positions is None:
+            return incoming.rows
+        shape = sum(self._to), GRADIENTS_SENT
+        return self._work.zeros("exchange.sparse", shape, incoming.rows.dtype).index_copy_(
+            0, incoming.positions, incoming.rows
+        )
 
 
 assert FORWARD_BYTES == 4 * RECORD

@@ -4,53 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from cuda_src import operators as op
 from cuda_src.camera import Camera
+from cuda_src.exchange import route_splats, take_records
 from cuda_src.workspace import Workspace
-from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, Strategy
+from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
 from strategies.distribution.balance import Balance
 from strategies.distribution.exchange_options import ExchangeOptions
-from strategies.distribution.gaussian_exchange import GaussianExchange, Route, above_opacity
-from strategies.distribution.halo import fill_halo
+from strategies.distribution.gaussian_exchange import GaussianExchange, Passage
+from strategies.distribution.halo import exchange_halo, halo_of_regions
 from strategies.distribution.migration import migrate
 from strategies.distribution.ownership import dealt_owners, owned_ids, random_owners
 from strategies.distribution.regions import Regions
+from strategies.distribution.segment_time import SegmentTime
 from strategies.distribution.tile_costs import tile_work
+from strategies.distribution.tile_lists import TileLists
 from strategies.gaussians import Gaussians
 from strategies.info import Options
-from strategies.training.occlusion import OcclusionHistory, with_instances
+from strategies.training.occlusion import OcclusionHistory
 from strategies.training.optimizer import RowAdam
+from strategies.training.rooms import Rooms
 from strategies.training.schedule import sh_degree
 
 
-@dataclass(frozen=True)
-class Rendered:
-    """A rank's part of a batch, forward and back.
+@dataclass
+class Share:
+    """A rank's share of one view of a batch, and what has been made of it so far.
 
-    By view: losses (0-d, of this rank's tiles), gradients ([received, GRADIENT] of its splats), bins of its tiles,
-    and by the view's place in the batch the work of its tiles ([k], see `tile_work`). rasters: by view, where the
-    forward is an operator of its own.
+    view: its number, None for one without. tiles: this rank's, [k] int32, and owners: the rank of every tile, [tiles]
+    int32, on the device. limit: greatest depth of each tile. splats: those that arrived. loss: 0-d, of the tiles. cost:
+    of the tiles, [k], see `tile_work`.
     """
 
-    losses: list[torch.Tensor]
-    gradients: list[torch.Tensor]
-    bins: list[op.Bins]
-    work: Callable[[int], torch.Tensor]
-    rasters: Sequence[op.Raster] = ()
-
-    @property
-    def loss(self) -> torch.Tensor:
-        """This rank's share of the batch's mean loss, 0-d."""
-        return torch.stack(self.losses).mean()
-
-    @property
-    def instances(self) -> int:
-        """Tile instances rendered."""
-        return sum(b.instances for b in self.bins)
+    view: int | None
+    camera: Camera
+    tiles: torch.Tensor
+    owners: torch.Tensor
+    limit: torch.Tensor | None
+    work: Workspace
+    passage: Passage = field(init=False)
+    splats: op.Splats = field(init=False)
+    bins: op.Bins = field(init=False)
+    raster: op.Raster = field(init=False)
+    loss: torch.Tensor = field(init=False)
+    cost: Callable[[], torch.Tensor] = field(init=False)
 
 
 class GaussianLevel(Strategy):
@@ -64,23 +65,32 @@ class GaussianLevel(Strategy):
         assert isinstance(options, ExchangeOptions)
         self.ctx, self.images, self.comm = ctx, images, ctx.comm
         self.device = ctx.world.devices[0]
-        ids = owned_ids(options.ownership, source, ctx.world.rank, ctx.world.ranks, ctx.seed)
+        ids = owned_ids(options.ownership, source, ctx.world.rank, ctx.world.ranks, ctx.seed, self.device)
         self.gaussians = Gaussians.from_source(source, ids, self.device, ctx.kernels.dtype)
         # A workspace a view of the step: what its forward leaves lives until its backward.
         self.workspaces = [Workspace(self.device) for _ in range(ctx.batch)]
         self.shared = Workspace(self.device)
         self.optimizer = RowAdam(ctx.training, ctx.kernels, ctx.extent, self.shared)
         self.occlusion = OcclusionHistory(ctx.training)
+        # Hidden Gaussians are taken out of a view's splats by number, which the host must know.
+        self.rooms = Rooms(self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
+        self.lists = TileLists(ctx.kernels, self.device)
+        self.segment_time = SegmentTime(ctx.comm)
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
+        self._view_numbers = {id(camera): view for view, camera in enumerate(ctx.cameras)}
         self._redistribution = options.redistribute, options.redistribute_images
         self._images_seen = 0
-        self._segment_seconds = 0.0
 
     def render(self, camera: Camera) -> torch.Tensor | None:
-        regions = self.balance.cut([-1], [camera])
-        received, _ = self._exchange_splats(regions, [self.shared])
-        _, _, image = self._composite(regions, received, [self.shared])
-        whole = self._gather_image(regions, image[0])
+        view = self._view_numbers.get(id(camera))
+        view = view if view is not None and self.ctx.cameras[view] is camera else None
+        regions = self.balance.cut([-1 if view is None else view], [camera])
+        (share,) = shares = self._exchange_splats([view], regions, [self.shared])
+        self._composite(shares)
+        self._put_in_order(shares)
+        if view is not None:
+            self.balance.learn_work([view], regions, [share.cost])
+        whole = self._gather_image(regions, share.raster.colour)
         return None if whole is None else whole.clamp(0, 1)
 
     def shards(self) -> Iterator[Shard]:
@@ -89,7 +99,7 @@ class GaussianLevel(Strategy):
     def load(self, reader: ShardReader) -> None:
         everything = Gaussians.from_reader(reader, self.device, self.ctx.kernels.dtype)
         owner = random_owners(everything.ids, self.comm.ranks, self.ctx.seed, 0)
-        self.gaussians = everything.rows(owner == self.comm.rank)
+        self._own(everything.rows(owner == self.comm.rank))
         self.occlusion.clear()
 
     @property
@@ -114,119 +124,182 @@ class GaussianLevel(Strategy):
         return {"zero_gradient_share": zeros / records} if records else {}
 
     def _exchange_splats(
-        self, regions: Regions, works: Sequence[Workspace], stage: str = "exchange_forward"
-    ) -> tuple[list[op.Splats], Route]:
+        self,
+        views: Sequence[int | None],
+        regions: Regions,
+        works: Sequence[Workspace],
+        stage: str = "exchange_forward",
+    ) -> list[Share]:
         """Project this rank's Gaussians for every view and send each splat to the ranks whose tiles it touches.
 
-        What lies behind the limit of each of its tiles is left out of the view.
+        Nothing waits before all views are queued, so that the records of one cross while the next is projected.
         """
-        kernels, own, bins = self.ctx.kernels, [], []
-        for number, (camera, work) in enumerate(zip(regions.cameras, works, strict=True)):
-            with self.ctx.clock("project"):
-                parameters, ids = self.gaussians.parameters, self.gaussians.ids
-                splats = op.project(kernels, parameters, ids, camera, self.degree, work)
-                limit = regions.limit(number)
-                listed = op.bin_splats(kernels, splats, camera, work, depth_limit=limit)
-                if limit is not None:
-                    splats, listed = with_instances(splats, listed)
-                own.append(splats)
-                bins.append(listed)
+        owners, rank = regions.owners(self.device), self.comm.rank
+        shares = []
+        for number, (view, camera, work) in enumerate(zip(views, regions.cameras, works, strict=True)):
+            tiles, limit = regions.of(rank, number, self.device), regions.limit(number)
+            shares.append(Share(view, camera, tiles, owners[number], limit, work))
+            self._embark(shares[-1], self._room(view), stage)
+        for share in shares:
+            with self.ctx.clock(stage):
+                fits = share.passage.fits
+            if not fits:
+                assert self.rooms is not None
+                self.rooms.overflow.zero_()
+                self._embark(share, None, stage)
+            with self.ctx.clock(stage):
+                share.passage.depart()
+            if self.rooms is not None and share.view is not None:
+                self.rooms.learn(share.view, share.passage.needed, 0)
+        return shares
+
+    def _embark(self, share: Share, room: op.Room | None, stage: str) -> None:
+        """Splats of this rank's Gaussians, packed for the ranks that render them.
+
+        What lies behind the limit of each of its tiles is left out of the view: neither sent nor moved.
+        """
+        kernels, camera, work = self.ctx.kernels, share.camera, share.work
+        with self.ctx.clock("project"):
+            rows, bounds = self.gaussians.parameters, self.gaussians.bounds(kernels)
+            splats = op.project(kernels, rows, self.gaussians.ids, camera, self.degree, work, room, bounds)
+            if share.limit is not None:
+                anywhere = torch.zeros_like(share.owners)
+                shown = route_splats(kernels, splats, camera, anywhere, 1, work, share.limit).splats_to(0)
+                records = take_records(kernels, work, "exchange.shown", len(shown)).copy_(splats.records[shown])
+                splats = op.Splats(splats.rows[shown], splats.ids[shown], records)
         with self.ctx.clock(stage):
-            owners = [regions.owner(v) for v in range(len(regions.cameras))]
-            return self.exchange.forward(own, bins, owners, above_opacity(self.min_opacity), stage)
+            share.passage = Passage(
+                self.exchange, splats, camera, share.owners, work, share.limit, self.min_opacity, stage
+            )
 
-    def _bin(self, regions: Regions, number: int, splats: op.Splats, work: Workspace) -> op.Bins:
-        """Instances of this rank's tiles of a view of the batch."""
+    def _room(self, view: int | None) -> op.Room | None:
+        """What the view's splats needed at its last visit, where kernels can make use of it."""
+        rooms = None if self.rooms is None or view is None else self.rooms.of([view])
+        return None if rooms is None else rooms[0]
+
+    def _composite(self, shares: Sequence[Share]) -> None:
+        """Composite this rank's tiles of every view, as their records arrive; other pixels hold zeros."""
+        for share in shares:
+            with self.ctx.clock(share.passage.stage):
+                share.splats = share.passage.arrive()
+            self._list(share)
+            self._raster_forward(share)
+
+    def _list(self, share: Share) -> None:
+        """Instances of this rank's tiles."""
         with self._segment("bin"):
-            tiles, limit = regions.of(self.comm.rank, number), regions.limit(number)
-            return op.bin_splats(self.ctx.kernels, splats, regions.cameras[number], work, tiles, depth_limit=limit)
+            share.bins = self.lists.list(
+                share.view, share.splats, share.passage.instances, share.camera, share.tiles, share.work, share.limit
+            )
 
-    def _composite(
-        self, regions: Regions, received: Sequence[op.Splats], works: Sequence[Workspace]
-    ) -> tuple[list[op.Bins], list[op.Raster], list[torch.Tensor]]:
-        """Composite this rank's tiles of every view; images [H, W, 3] with zeros elsewhere."""
-        binned, rasters, images = [], [], []
-        for number, (splats, camera, work) in enumerate(zip(received, regions.cameras, works, strict=True)):
-            binned.append(self._bin(regions, number, splats, work))
-            with self._segment("raster_forward"):
-                raster = op.raster_forward(self.ctx.kernels, splats, binned[-1], camera, work)
-                rasters.append(raster)
-                images.append(raster.colour + raster.transmittance[..., None] * self.background)
-        return binned, rasters, images
+    def _raster_forward(self, share: Share) -> None:
+        with self._segment("raster_forward"):
+            share.raster = op.raster_forward(
+                self.ctx.kernels, share.splats, share.bins, share.camera, share.work, background=self.background
+            )
+        share.cost = lambda: tile_work(share.raster, share.tiles, share.camera)
+
+    def _put_in_order(self, shares: Sequence[Share]) -> None:
+        """Do those views again whose lists turn out to be in no order."""
+        unordered = self.lists.unordered()
+        for share in shares:
+            if share.view in unordered:
+                self._list(share)
+                self._raster_forward(share)
 
     def _raster(
         self,
-        views: Sequence[int],
+        shares: Sequence[Share],
         regions: Regions,
-        received: Sequence[op.Splats],
         halo: op.Halo = "exact",
         window: op.LossWindow = op.WHOLE_IMAGE,
-    ) -> Rendered:
-        """Forward, loss and backward of this rank's tiles, an operator each."""
-        kernels, works = self.ctx.kernels, self.workspaces
-        binned, rasters, images = self._composite(regions, received, works)
+    ) -> None:
+        """Forward, loss and backward of this rank's tiles, an operator each; gradients leave as they are made."""
+        kernels, weight = self.ctx.kernels, self.ctx.training.ssim_weight
+        self._composite(shares)
+        needs_halo = halo == "exact" and window.kind != "l1"
+        pixels = halo_of_regions(regions, self.comm.rank) if needs_halo else None
+        self._put_in_order(shares)
         with self.ctx.clock("exchange_loss"):
-            if halo == "exact" and window.kind != "l1":
-                fill_halo(self.comm, "exchange_loss", regions, images)
-        losses, gradients = [], []
-        for number, (view, camera, work) in enumerate(zip(views, regions.cameras, works, strict=True)):
-            tiles, weight = regions.of(self.comm.rank, number), self.ctx.training.ssim_weight
+            if pixels is not None:
+                exchange_halo(self.comm, "exchange_loss", pixels, [share.raster.colour for share in shares])
+        for share in shares:
+            camera, work, image = share.camera, share.work, share.raster.colour
             with self._segment("loss", weight=2.0):
-                target, mask = self._truth(view, camera)
-                loss = op.l1_ssim(kernels, images[number], target, work, mask, tiles, halo, weight, window)
-                losses.append(loss.value.clone())
+                target, mask = self._truth(share)
+                loss = op.l1_ssim(kernels, image, target, work, mask, share.tiles, halo, weight, window)
+                share.loss = loss.value.clone()
             with self._segment("raster_backward"):
-                splats, bins, raster = received[number], binned[number], rasters[number]
-                gradients.append(
-                    op.raster_backward(kernels, splats, bins, raster, camera, loss.gradient, work, self.background)
+                gradients = op.raster_backward(
+                    kernels, share.splats, share.bins, share.raster, camera, loss.gradient, work, self.background
                 )
+            self._give_back(share, gradients)
 
-        def work_of(number: int) -> torch.Tensor:
-            return tile_work(rasters[number], regions.of(self.comm.rank, number), regions.cameras[number])
-
-        return Rendered(losses, gradients, binned, work_of, rasters)
+    def _give_back(self, share: Share, gradients: torch.Tensor) -> None:
+        """Start the return of a view's gradients, [R, GRADIENT], to the owners of its splats."""
+        assert share.view is not None
+        with self.ctx.clock("exchange_backward"):
+            share.passage.give_back(gradients, share.view)
 
     def _limited(self, views: Sequence[int], regions: Regions) -> Regions:
         """These regions with what the last visits say of how deep their tiles are to be rendered."""
         return replace(regions, limits=tuple(self.occlusion.limits(v) for v in views))
 
-    def _learn_occlusion(self, views: Sequence[int], regions: Regions, rasters: Sequence[op.Raster]) -> None:
-        """Tell all ranks how deep this rank's tiles are to be rendered at the next visit. Collective."""
+    def _learn(self, views: Sequence[int], regions: Regions, shares: Sequence[Share]) -> None:
+        """Tell all ranks what this rank's tiles cost, and how deep they are to be rendered at the next visit."""
+        self.balance.learn(views, regions, self.segment_time.take(), [share.cost for share in shares])
         if not self.occlusion.on:
             return
         mine = [
-            self.occlusion.examined(view, raster, camera, regions.of(self.comm.rank, number))
-            for number, (view, raster, camera) in enumerate(zip(views, rasters, regions.cameras, strict=True))
+            self.occlusion.examined(view, share.raster, share.camera, share.tiles)
+            for view, share in zip(views, shares, strict=True)
         ]
         # Segments follow one another in rank order: laid end to end they are the batch's list of tiles.
-        limits = torch.cat(self.comm.gather("occlusion", torch.cat(mine)))
+        limits = torch.cat(self.comm.gather("occlusion", torch.cat(mine), lengths=regions.lengths))
         self.occlusion.keep(views, limits.split([c.tiles for c in regions.cameras]))
 
-    def _truth(self, view: int, camera: Camera) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _truth(self, share: Share) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The view's photograph and mask."""
-        whole = Rect.whole(camera)
-        return self.images.region(view, whole, self.device), self.images.mask(view, whole, self.device)
+        assert share.view is not None
+        whole = Rect.whole(share.camera)
+        return self.images.region(share.view, whole, self.device), self.images.mask(share.view, whole, self.device)
 
-    def _update(self, regions: Regions, route: Route, partials: Sequence[torch.Tensor]) -> None:
+    def _update(self, shares: Sequence[Share]) -> None:
         """Move this rank's Gaussians by the gradients of its splats of every view."""
         clock = self.ctx.clock
-        for splats, camera, partial, work in zip(route.splats, regions.cameras, partials, self.workspaces, strict=True):
+        for share in shares:
+            with clock("exchange_backward"):
+                partial = share.passage.collect()
             with clock("project_backward"):
-                self.optimizer.add_splats(self.gaussians, splats, camera, self.degree, partial, work)
+                splats, camera, degree = share.passage.splats, share.camera, self.degree
+                self.optimizer.add_splats(self.gaussians, splats, camera, degree, partial, share.work)
         with clock("optimize"):
             self._images_seen += self.ctx.batch
             self.optimizer.step(self.gaussians, self._images_seen)
 
+    def _report(self, shares: Sequence[Share]) -> StepReport:
+        """What the step did: this rank's share of the batch's mean loss, its visible Gaussians, instances rendered."""
+        loss = torch.stack([share.loss for share in shares]).mean()
+        visible = sum(share.passage.visible for share in shares)
+        return StepReport(self.ctx.batch, 1, loss, visible, sum(share.bins.instances for share in shares))
+
     def _gather_image(self, regions: Regions, image: torch.Tensor) -> torch.Tensor | None:
         """The whole image of a batch of one on rank 0: every rank sends the pixels of its own tiles there."""
-        rank, camera = self.comm.rank, regions.cameras[0]
-        pixels = image.reshape(-1, 3)
-        owner = regions.pixel_owner(0).flatten()
-        send = {0: pixels[owner == rank]} if rank != 0 else {}
-        expected = {s: int((owner == s).sum()) for s in range(1, self.comm.ranks)} if rank == 0 else {}
-        for source, rows in self.comm.neighbours("render", send, expected, like=pixels).items():
-            pixels[owner == source] = rows
-        return pixels.view(camera.height, camera.width, 3) if rank == 0 else None
+        rank, ranks = self.comm.rank, self.comm.ranks
+        parts = [regions.rectangles(r, 0) for r in range(ranks)]
+        sizes = [sum((p.y1 - p.y0) * (p.x1 - p.x0) for p in of_rank) for of_rank in parts]
+        own = [image[p.y0 : p.y1, p.x0 : p.x1].reshape(-1, 3) for p in parts[rank] if rank != 0]
+        send = torch.cat([image.new_empty((0, 3)), *own])
+        received = self.comm.exchange(
+            "render", send, [len(send), *[0] * (ranks - 1)], [0, *sizes[1:]] if rank == 0 else [0] * ranks
+        ).wait()
+        if rank != 0:
+            return None
+        for of_rank, rows in zip(parts[1:], received.split(sizes[1:]), strict=True):
+            pixels = rows.split([(p.y1 - p.y0) * (p.x1 - p.x0) for p in of_rank])
+            for p, part in zip(of_rank, pixels, strict=True):
+                image[p.y0 : p.y1, p.x0 : p.x1] = part.view(p.y1 - p.y0, p.x1 - p.x0, 3)
+        return image
 
     def _redistribute(self) -> None:
         """Move Gaussians to new owners when due."""
@@ -238,12 +311,17 @@ class GaussianLevel(Strategy):
             owner = random_owners(self.gaussians.ids, self.comm.ranks, self.ctx.seed, self._images_seen)
         else:
             owner = dealt_owners(self.comm, self.gaussians, self.ctx.bounds)
-        self.gaussians = migrate(self.comm, self.gaussians, owner)
+        self._own(migrate(self.comm, self.ctx.kernels, self.gaussians, owner))
+
+    def _own(self, gaussians: Gaussians) -> None:
+        """These Gaussians from here on: what was learnt of the sizes of views no longer holds."""
+        self.gaussians = gaussians
+        self.lists.clear()
+        if self.rooms is not None:
+            self.rooms.clear()
 
     @contextmanager
     def _segment(self, stage: str, weight: float = 1.0) -> Iterator[None]:
         """A stage whose time is a cost of this rank's region."""
-        began = self.comm.now()
-        with self.ctx.clock(stage):
+        with self.ctx.clock(stage), self.segment_time.stage(weight):
             yield
-        self._segment_seconds += weight * (self.comm.now() - began)

@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from strategies.distribution.communicator import Communicator, PeerFailedError, PeerSilentError, Transfer
+from strategies.distribution.communicator import Communicator, PeerFailedError, PeerSilentError, Terms, Transfer
 
 
 class GlooCommunicator(Communicator):
@@ -20,32 +20,35 @@ class GlooCommunicator(Communicator):
     def __init__(self) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
 
-    def _exchange(self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]) -> Transfer:
+    def _exchange(
+        self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int], terms: Terms
+    ) -> Transfer:
         received = send.new_empty((sum(receive_counts), *send.shape[1:]))
         work = dist.all_to_all_single(received, send, receive_counts, send_counts, async_op=True)
         arrived: list[float] = []
         work.get_future().add_done_callback(lambda _: arrived.append(perf_counter()))
 
         def finish() -> torch.Tensor:
-            with self._peers_named(stage):
+            with peers_named(stage, self.rank):
                 work.wait()
             return received
 
         return Transfer(finish, lambda: arrived[0] if arrived else None)
 
     def _barrier(self) -> None:
-        with self._peers_named("barrier"):
+        with peers_named("barrier", self.rank):
             dist.barrier()
 
-    @contextmanager
-    def _peers_named(self, stage: str) -> Iterator[None]:
-        """What gloo raises, as what it means: it tells a dead peer from a silent one only in words."""
-        try:
-            yield
-        except RuntimeError as error:
-            text = str(error).lower()
-            if "timed out" in text or "timeout" in text:
-                raise PeerSilentError(f"{stage}: rank {self.rank} waited in vain for the other ranks") from error
-            if "connection" in text or "broken pipe" in text:
-                raise PeerFailedError(f"{stage}: rank {self.rank} lost another rank") from error
-            raise RuntimeError(f"{stage}: rank {self.rank}: {error}") from error
+
+@contextmanager
+def peers_named(stage: str, rank: int) -> Iterator[None]:
+    """What gloo raises, as what it means: it tells a dead peer from a silent one only in words."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if "timed out" in text or "timeout" in text:
+            raise PeerSilentError(f"{stage}: rank {rank} waited in vain for the other ranks") from error
+        if "connection" in text or "broken pipe" in text:
+            raise PeerFailedError(f"{stage}: rank {rank} lost another rank") from error
+        raise RuntimeError(f"{stage}: rank {rank}: {error}") from error

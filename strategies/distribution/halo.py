@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from cuda_src.camera import TILE, Camera
 from strategies.distribution.communicator import Communicator
+from strategies.distribution.regions import Regions, queued_copy
 
 SSIM_HALO = 10
 """5 px for the value's window and 5 more for the gradient's."""
@@ -22,6 +26,17 @@ class PixelOwners(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Halo:
+    """Which pixels a rank gives and takes, by other rank, then view: their numbers in it, [n] int64 on the host.
+
+    Nothing but values travels: what one gives is what the other takes, in the same order.
+    """
+
+    gives: Sequence[Sequence[torch.Tensor]]
+    takes: Sequence[Sequence[torch.Tensor]]
+
+
 def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
     """A boolean [H, W] mask grown by `by` pixels in both directions, corners included."""
     size = 2 * by + 1
@@ -29,32 +44,92 @@ def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
     return F.max_pool2d(grown, (size, 1), stride=1, padding=(by, 0))[0, 0] > 0
 
 
-def fill_halo(comm: Communicator, stage: str, regions: PixelOwners, images: Sequence[torch.Tensor]) -> None:
-    """Bring in, for each image of a batch, the other ranks' pixels within SSIM_HALO of this rank's region.
-
-    images: by view [H, W, 3] contiguous, this rank's pixels filled in; the halo is written in place. Nothing but
-    pixel values is sent: positions follow from the regions, which all ranks know.
-    """
-    rank, others = comm.rank, range(comm.ranks)
-    gives: dict[int, list[torch.Tensor]] = {}
-    takes: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-    for view, image in enumerate(images):
-        owner = regions.pixel_owner(view)
-        if not bool((owner == rank).any()):
+def halo_of_pixels(owners: PixelOwners, rank: int, ranks: int, views: int) -> Halo:
+    """The halo of a rank in any partition, from masks of whole images."""
+    none = torch.empty(0, dtype=torch.int64)
+    gives, takes = ([[none] * views for _ in range(ranks)] for _ in range(2))
+    for view in range(views):
+        owner = owners.pixel_owner(view)
+        mine = owner == rank
+        if not bool(mine.any()):
             continue
-        mine, near_me = owner == rank, dilate(owner == rank, SSIM_HALO)
-        for other in others:
+        near_me = dilate(mine, SSIM_HALO)
+        for other in range(ranks):
             theirs = owner == other
-            if other == rank or not bool(theirs.any()):
-                continue
-            give, take = mine & dilate(theirs, SSIM_HALO), theirs & near_me
-            if bool(give.any()):
-                gives.setdefault(other, []).append(image[give])
-            if bool(take.any()):
-                takes.setdefault(other, []).append((image, take))
-    send = {other: torch.cat(parts) for other, parts in gives.items()}
-    expected = {other: sum(int(mask.sum()) for _, mask in parts) for other, parts in takes.items()}
-    for source, rows in comm.neighbours(stage, send, expected, like=images[0].view(-1, 3)).items():
-        lengths = [int(mask.sum()) for _, mask in takes[source]]
-        for (image, mask), part in zip(takes[source], rows.split(lengths), strict=True):
-            image[mask] = part
+            if other != rank and bool(theirs.any()):
+                gives[other][view] = (mine & dilate(theirs, SSIM_HALO)).flatten().nonzero()[:, 0]
+                takes[other][view] = (theirs & near_me).flatten().nonzero()[:, 0]
+    return Halo(gives, takes)
+
+
+def halo_of_regions(regions: Regions, rank: int) -> Halo:
+    """The halo of a rank whose region is a run of tiles: from the rows of pixels at its ends, no image in between."""
+    views, others = range(len(regions.cameras)), range(regions.ranks)
+
+    def between(giver: int, taker: int) -> list[torch.Tensor]:
+        if giver == taker:
+            return [torch.empty(0, dtype=torch.int64)] * len(views)
+        pairs = ((regions.segment(giver, v), regions.segment(taker, v), regions.cameras[v]) for v in views)
+        return [torch.from_numpy(_near(theirs, region, camera)) for theirs, region, camera in pairs]
+
+    return Halo([between(rank, other) for other in others], [between(other, rank) for other in others])
+
+
+def _near(given: range, region: range, camera: Camera) -> np.ndarray:
+    """Pixels of the given tiles within SSIM_HALO of the region's, ascending, [n] int64. Both are runs of tiles."""
+    none = np.empty(0, dtype=np.int64)
+    if not given or not region:
+        return none
+    (top, bottom), (first, last) = _pixel_rows(given, camera), _pixel_rows(region, camera)
+    rows = np.arange(max(top, first - SSIM_HALO), min(bottom, last + SSIM_HALO))
+    if not len(rows):
+        return none
+    lo, hi = _interval(given, rows // TILE, camera)
+    # How many intervals begin less how many end at each column: their sum so far says how many hold it.
+    steps = np.zeros((len(rows), camera.width + 1), dtype=np.int8)
+    # The 21 rows around one lie in no other rows of tiles than its own and those of the first and the last of them.
+    for reached in (rows - SSIM_HALO, rows, rows + SSIM_HALO):
+        row = np.clip(reached, 0, camera.height - 1) // TILE
+        left, right = _interval(region, row, camera)
+        begin, end = np.maximum(left - SSIM_HALO, lo), np.minimum(right + SSIM_HALO, hi)
+        some = np.flatnonzero((left < right) & (begin < end))
+        steps[some, begin[some]] += 1
+        steps[some, end[some]] -= 1
+    near = np.cumsum(steps[:, :-1], axis=1, dtype=np.int8)
+    return np.flatnonzero(near) + rows[0] * camera.width
+
+
+def _pixel_rows(tiles: range, camera: Camera) -> tuple[int, int]:
+    """Rows of pixels that a run of tiles has a part of, as a half-open interval."""
+    return tiles.start // camera.tiles_x * TILE, min(((tiles.stop - 1) // camera.tiles_x + 1) * TILE, camera.height)
+
+
+def _interval(tiles: range, row: np.ndarray, camera: Camera) -> tuple[np.ndarray, np.ndarray]:
+    """Columns of pixels that the run has in each row of tiles, half-open; left >= right where it has none."""
+    left = np.maximum(tiles.start - row * camera.tiles_x, 0)
+    right = np.minimum(tiles.stop - row * camera.tiles_x, camera.tiles_x)
+    return left * TILE, np.minimum(right * TILE, camera.width)
+
+
+def exchange_halo(comm: Communicator, stage: str, halo: Halo, images: Sequence[torch.Tensor]) -> None:
+    """Write the other ranks' pixels into each image of a batch.
+
+    images: by view [H, W, 3] contiguous, this rank's pixels filled in; the halo is written in place.
+    """
+    device = images[0].device
+    every = [numbers for of_rank in (*halo.gives, *halo.takes) for numbers in of_rank]
+    views = len(images)
+    placed = queued_copy(torch.cat(every), device).split([len(numbers) for numbers in every])
+    gives, takes = placed[: len(every) // 2], placed[len(every) // 2 :]
+    pixels = [image.view(-1, 3) for image in images]
+    send = torch.cat([pixels[i % views][numbers] for i, numbers in enumerate(gives)])
+    to, back = ([sum(map(len, of_rank)) for of_rank in side] for side in (halo.gives, halo.takes))
+    received = comm.exchange(stage, send, to, back).wait()
+    for i, (numbers, part) in enumerate(zip(takes, received.split([len(t) for t in takes]), strict=True)):
+        if len(numbers):
+            pixels[i % views][numbers] = part
+
+
+def fill_halo(comm: Communicator, stage: str, owners: PixelOwners, images: Sequence[torch.Tensor]) -> None:
+    """Bring in the other ranks' pixels within SSIM_HALO of this rank's, in any partition; see `exchange_halo`."""
+    exchange_halo(comm, stage, halo_of_pixels(owners, comm.rank, comm.ranks, len(images)), images)

@@ -11,23 +11,39 @@ class Ledger:
     """Payload and metadata bytes by stage, [places, places] int64 each: row source, column destination.
 
     A rank enters what it sends, its own records (the diagonal) included; totals and wire comparisons leave the
-    diagonal out. Padding, counts and ids are metadata. `calls` counts collectives by stage.
+    diagonal out. Padding, counts and ids are metadata. `calls` counts collectives by stage. `beside_link`: of those
+    bytes, what an engine moved by another way than the devices' link, as counts that cross from host to host.
     """
 
     def __init__(self, places: int):
         self.places = places
         self.payload: dict[str, torch.Tensor] = {}
         self.metadata: dict[str, torch.Tensor] = {}
+        self.beside_link: dict[str, torch.Tensor] = {}
         self.calls: dict[str, int] = {}
 
-    def add(self, stage: str, source: int, bytes_to: Sequence[int], metadata: bool = False) -> None:
-        """One collective of `source`: bytes_to[d] bytes for each destination d."""
+    def add(
+        self, stage: str, source: int, bytes_to: Sequence[int], metadata: bool = False, over_link: bool = True
+    ) -> None:
+        """One collective of `source`: bytes_to[d] bytes for each destination d. over_link: between devices."""
         self._enter(self.metadata if metadata else self.payload, stage, source, bytes_to)
+        if not over_link:
+            self._enter(self.beside_link, stage, source, bytes_to)
         self.calls[stage] = self.calls.get(stage, 0) + 1
 
-    def add_padding(self, stage: str, source: int, bytes_to: Sequence[int]) -> None:
+    def add_padding(self, stage: str, source: int, bytes_to: Sequence[int], over_link: bool = True) -> None:
         """Padding that travelled inside a collective already entered."""
         self._enter(self.metadata, stage, source, bytes_to)
+        if not over_link:
+            self._enter(self.beside_link, stage, source, bytes_to)
+
+    def over_link(self) -> torch.Tensor:
+        """Payload and metadata that the engine moved between devices, [places, places] int64, diagonal included."""
+        total = torch.zeros((self.places, self.places), dtype=torch.int64)
+        for table, sign in ((self.payload, 1), (self.metadata, 1), (self.beside_link, -1)):
+            for matrix in table.values():
+                total += sign * matrix
+        return total
 
     def wire_bytes(self, stage: str | None = None) -> int:
         """Payload and metadata of a stage (or all) that leave their place: the diagonal left out."""
@@ -45,4 +61,4 @@ class Ledger:
 
     def clear(self) -> None:
         """Forget everything: a new window begins."""
-        self.payload, self.metadata, self.calls = {}, {}, {}
+        self.payload, self.metadata, self.beside_link, self.calls = {}, {}, {}, {}

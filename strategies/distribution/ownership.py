@@ -11,52 +11,41 @@ from cuda_src.layout import MEAN
 from strategies.base import GaussianSource
 from strategies.distribution.communicator import Communicator
 from strategies.gaussians import Gaussians
+from strategies.morton import morton_codes, source_order
 from strategies.randomness import uniform
 
 Ownership = Literal["morton_blocks", "contiguous", "random", "kdtree"]
 MORTON_BLOCK = 1024
 """Gaussians of a block: small enough to spread a view's splats over all ranks, large enough to stay local in memory."""
-MORTON_BITS = 21
 _STREAM_OWNER = 2
 _POSITION_ROWS = 1 << 20
 
 
-def morton_codes(positions: torch.Tensor, bounds: np.ndarray) -> torch.Tensor:
-    """Position on a Z-order curve through the bounds (Morton 1966), [n] int64; positions [n, 3]."""
-    lower = torch.as_tensor(bounds[0], dtype=torch.float64)
-    size = torch.as_tensor(bounds[1], dtype=torch.float64) - lower
-    unit = (positions.double().cpu() - lower) / torch.where(size > 0, size, 1.0)
-    cells = (unit * (1 << MORTON_BITS)).nan_to_num(0.0).clamp(0, (1 << MORTON_BITS) - 1).to(torch.int64)
-    return _spread(cells[:, 0]) | (_spread(cells[:, 1]) << 1) | (_spread(cells[:, 2]) << 2)
-
-
-def _spread(x: torch.Tensor) -> torch.Tensor:
-    """Two zero bits between any two of the low 21 bits."""
-    x = (x | (x << 32)) & 0x1F00000000FFFF
-    x = (x | (x << 16)) & 0x1F0000FF0000FF
-    x = (x | (x << 8)) & 0x100F00F00F00F00F
-    x = (x | (x << 4)) & 0x10C30C30C30C30C3
-    return (x | (x << 2)) & 0x1249249249249249
-
-
-def owned_ids(ownership: Ownership, source: GaussianSource, rank: int, ranks: int, seed: int) -> torch.Tensor:
-    """Ids that this rank owns, int64 on the CPU, in the order in which it stores them.
+def owned_ids(
+    ownership: Ownership,
+    source: GaussianSource,
+    rank: int,
+    ranks: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Ids that this rank owns, int64 on the CPU, in the order in which it stores them: Morton order.
 
     `morton_blocks`: Morton order in blocks of 1024 dealt round robin. `contiguous`: equal slices of the ids.
-    `random`: by a counter-based draw. `kdtree`: boxes cut at the median on the longest axis. Holds one int64 a
-    Gaussian of the whole model on the host, two for Morton and kd-tree.
+    `random`: by a counter-based draw. `kdtree`: boxes cut at the median on the longest axis. Holds a few int64 a
+    Gaussian of the whole model, on the host and, to sort them, on the device.
     """
     count = source.count
+    if ownership == "morton_blocks":
+        return source_order(source, device)[_dealt(count, ranks) == rank]
     if ownership == "contiguous":
-        return torch.arange(count * rank // ranks, count * (rank + 1) // ranks)
-    if ownership == "random":
+        ids = torch.arange(count * rank // ranks, count * (rank + 1) // ranks)
+    elif ownership == "random":
         ids = torch.arange(count)
-        return ids[random_owners(ids, ranks, seed, 0) == rank]
-    if ownership == "kdtree":
-        return kdtree_ids(_positions(source), ranks)[rank]
-    codes = torch.cat([morton_codes(p, source.bounds) for p in _pieces(source)] or [torch.empty(0, dtype=torch.int64)])
-    order = torch.argsort(codes, stable=True)
-    return order[_dealt(count, ranks) == rank]
+        ids = ids[random_owners(ids, ranks, seed, 0) == rank]
+    else:
+        ids = kdtree_ids(_positions(source), ranks)[rank]
+    return source_order(source, device, ids)
 
 
 def _dealt(count: int, ranks: int) -> torch.Tensor:
@@ -67,7 +56,7 @@ def _dealt(count: int, ranks: int) -> torch.Tensor:
 
 def dealt_owners(comm: Communicator, gaussians: Gaussians, bounds: np.ndarray) -> torch.Tensor:
     """New owners of this rank's rows when all Gaussians are dealt by `morton_blocks` again, [N] int64. Collective."""
-    codes = morton_codes(gaussians.parameters[:, MEAN], bounds)
+    codes = morton_codes(gaussians.parameters[:, MEAN], bounds).cpu()
     parts = comm.gather("migrate", torch.stack([gaussians.ids.cpu(), codes], dim=1))
     ids, every = torch.cat(parts).unbind(dim=1)
     order = torch.argsort(ids)
@@ -99,11 +88,8 @@ def _cut(rows: torch.Tensor, positions: torch.Tensor, leaves: int) -> list[torch
     return _cut(order[:cut], positions, left) + _cut(order[cut:], positions, leaves - left)
 
 
-def _pieces(source: GaussianSource) -> list[torch.Tensor]:
-    return [
+def _positions(source: GaussianSource) -> torch.Tensor:
+    pieces = [
         source.positions(lo, min(lo + _POSITION_ROWS, source.count)) for lo in range(0, source.count, _POSITION_ROWS)
     ]
-
-
-def _positions(source: GaussianSource) -> torch.Tensor:
-    return torch.cat(_pieces(source)) if source.count else torch.empty((0, 3))
+    return torch.cat(pieces) if pieces else torch.empty((0, 3))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
 
 from cuda_src.camera import TILE, Camera
+from strategies.base import Rect
 
 Unit = Literal["block", "row", "image"]
 """What a cut may not split: a tile of 16 x 16 (paper), a row of tiles (released code), an image."""
@@ -32,15 +34,44 @@ class Regions:
     def ranks(self) -> int:
         return len(self.cuts) - 1
 
-    def of(self, rank: int, view: int) -> torch.Tensor:
-        """Tiles of that view that the rank renders, [k] int32 ascending."""
+    def segment(self, rank: int, view: int) -> range:
+        """Tiles of that view that the rank renders."""
         lo = max(self.cuts[rank], self.tiles[view]) - self.tiles[view]
         hi = min(self.cuts[rank + 1], self.tiles[view + 1]) - self.tiles[view]
-        return torch.arange(lo, max(lo, hi), dtype=torch.int32)
+        return range(lo, max(lo, hi))
+
+    def of(self, rank: int, view: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """The same as a tensor, [k] int32 ascending."""
+        tiles = self.segment(rank, view)
+        return torch.arange(tiles.start, tiles.stop, dtype=torch.int32, device=device)
+
+    def rectangles(self, rank: int, view: int) -> list[Rect]:
+        """The same as rectangles of pixels in the image, at most three: part of a row, whole rows, part of a row."""
+        tiles, camera, parts = self.segment(rank, view), self.cameras[view], []
+        first, columns = tiles.start, camera.tiles_x
+        while first < tiles.stop:
+            row, column = divmod(first, columns)
+            rows = max(1, (tiles.stop - first) // columns) if column == 0 else 1
+            last = min(tiles.stop, (row + rows) * columns)
+            right = min(column + last - first, columns)
+            bottom = min((row + rows) * TILE, camera.height)
+            parts.append(Rect(column * TILE, row * TILE, min(right * TILE, camera.width), bottom))
+            first = last
+        return parts
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tiles of the batch that each rank renders, by rank."""
+        return [after - before for before, after in pairwise(self.cuts)]
 
     def limit(self, view: int) -> torch.Tensor | None:
         """Greatest view depth that each tile of the view needs, [tiles] real; None for no limit."""
         return self.limits[view] if self.limits else None
+
+    def owners(self, device: torch.device) -> list[torch.Tensor]:
+        """By view, rank of each tile, [tiles] int32 on the device, where they come without the host's waiting."""
+        every = torch.arange(self.ranks, dtype=torch.int32).repeat_interleave(torch.tensor(self.lengths))
+        return list(queued_copy(every, device).split([camera.tiles for camera in self.cameras]))
 
     def owner(self, view: int) -> torch.Tensor:
         """Rank of each tile of the view, [tiles] int64."""
@@ -56,6 +87,11 @@ class Regions:
         return pixels[: camera.height, : camera.width]
 
 
+def queued_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host tensor on the device, for work that is queued from here on; nobody waits."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 def cut_regions(cameras: Sequence[Camera], costs: Sequence[torch.Tensor], ranks: int, unit: Unit) -> Regions:
     """Cut the batch where the prefix sum of cost passes k / ranks of its total.
 
@@ -64,17 +100,18 @@ def cut_regions(cameras: Sequence[Camera], costs: Sequence[torch.Tensor], ranks:
     tiles = [0]
     for camera in cameras:
         tiles.append(tiles[-1] + camera.tiles)
-    borders = [0]
+    of_views = [torch.zeros(1, dtype=torch.int64)]
     for view, camera in enumerate(cameras):
         step = {"block": 1, "row": camera.tiles_x, "image": camera.tiles}[unit]
-        borders += range(tiles[view] + step, tiles[view + 1] + 1, step)
+        of_views.append(torch.arange(tiles[view] + step, tiles[view + 1] + 1, step))
+    borders = torch.cat(of_views)
     cost = torch.cat([c.double() for c in costs])
     if not bool(cost.sum() > 0):
         cost = torch.ones_like(cost)
-    before = torch.cat([torch.zeros(1, dtype=torch.float64), cost.cumsum(0)])[torch.tensor(borders)]
+    before = torch.cat([torch.zeros(1, dtype=torch.float64), cost.cumsum(0)])[borders]
     targets = torch.arange(1, ranks, dtype=torch.float64) * before[-1] / ranks
     # The border nearest to each target, so that a unit that holds a target goes to the side that has more of it.
     above = torch.searchsorted(before, targets).clamp(1, len(borders) - 1)
     nearer_below = targets - before[above - 1] < before[above] - targets
-    cuts = torch.tensor(borders)[torch.where(nearer_below, above - 1, above)].tolist()
+    cuts = borders[torch.where(nearer_below, above - 1, above)].tolist()
     return Regions(tuple(cameras), tuple(tiles), (0, *cuts, tiles[-1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 from cuda_src.camera import TILE, Camera
 from cuda_src.operators import Raster
@@ -12,15 +13,14 @@ from strategies.distribution.regions import Regions
 
 
 def contributors(raster: Raster, tiles: torch.Tensor, camera: Camera) -> torch.Tensor:
-    """Instances that the pixels of each listed tile went through, [k] float64."""
-    padded = torch.zeros((camera.tiles_y * TILE, camera.tiles_x * TILE), dtype=torch.float64)
-    padded[: camera.height, : camera.width] = raster.last.double().cpu()
-    by_tile = padded.view(camera.tiles_y, TILE, camera.tiles_x, TILE).sum(dim=(1, 3)).flatten()
-    return by_tile[tiles.long()]
+    """Instances that the pixels of each listed tile went through, [k] int64 on the tiles' device."""
+    right, below = camera.tiles_x * TILE - camera.width, camera.tiles_y * TILE - camera.height
+    grid = F.pad(raster.last, (0, right, 0, below)).view(camera.tiles_y, TILE, camera.tiles_x, TILE)
+    return grid.sum(dim=(1, 3)).flatten()[tiles.long()]
 
 
 def tile_work(raster: Raster, tiles: torch.Tensor, camera: Camera) -> torch.Tensor:
-    """Cost of each listed tile, [k] float64: its contributors, and a share for clearing, loss and launch."""
+    """Cost of each listed tile, [k] int64: its contributors, and a share for clearing, loss and launch."""
     return contributors(raster, tiles, camera) + TILE * TILE
 
 
@@ -40,6 +40,7 @@ class TileCosts:
         return [self._costs.get(v, torch.full((c.tiles,), typical)) for v, c in zip(views, cameras, strict=True)]
 
     def keep(self, views: Sequence[int], regions: Regions, costs: torch.Tensor) -> None:
-        """Costs of all tiles of a batch, in the order of its list of tiles."""
+        """Costs of all tiles of a batch, in the order of its list of tiles; kept as real numbers on the host."""
+        costs = costs.to("cpu", torch.float64)
         for number, view in enumerate(views):
             self._costs[view] = costs[regions.tiles[number] : regions.tiles[number + 1]]

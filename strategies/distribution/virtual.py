@@ -2,7 +2,8 @@
 
 Exact bytes and per-rank compute times for any number of ranks on one device. A rank runs while it holds the baton
 and yields only inside the communicator. Each rank has a clock that advances while it holds the baton and jumps, at
-a wait, to the latest sender's: so times are those of ranks side by side on a link of infinite speed.
+a wait, to the latest sender's: so times are those of ranks side by side on a link of infinite speed, or of the rate
+that they are held to. On a GPU a rank's queued work is done before the baton passes on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from strategies.distribution.communicator import Communicator, PeerFailedError, Transfer
+from strategies.distribution.communicator import Communicator, PeerFailedError, Terms, Transfer
 
 T = TypeVar("T")
 
@@ -42,21 +43,27 @@ class VirtualWorld:
         self._ended: set[int] = set()
         self._meetings: dict[int, _Meeting] = {}
         self._failure: BaseException | None = None
+        self._finish_work: Callable[[], None] = lambda: None
 
     def run(self, rank_main: Callable[[VirtualCommunicator], T], device: torch.device | str = "cpu") -> list[T]:
         """Call rank_main on every rank and return its results by rank; the first failure is raised here."""
         results: dict[int, T] = {}
+        place = torch.device(device)
+        if place.type == "cuda":
+            self._finish_work = lambda: torch.cuda.synchronize(place)
 
         def main(rank: int) -> None:
             try:
                 self._acquire(rank)
-                results[rank] = rank_main(VirtualCommunicator(self, rank, torch.device(device)))
+                results[rank] = rank_main(VirtualCommunicator(self, rank, place))
             except PeerFailedError:
                 pass  # The peer's own exception is the one to report.
             except BaseException as error:
                 self._fail(error)
-            finally:
+            try:
                 self._end(rank)
+            except BaseException as error:  # What the rank had queued on its device failed.
+                self._fail(error)
 
         threads = [threading.Thread(target=main, args=(r,), name=f"rank {r}") for r in range(self.ranks)]
         for thread in threads:
@@ -70,11 +77,17 @@ class VirtualWorld:
     def now(self, rank: int) -> float:
         return self.clocks[rank] + perf_counter() - self._resumed
 
-    def bring(self, rank: int, number: int, parts: list[torch.Tensor]) -> None:
-        """Leave this rank's part of meeting `number`; does not yield."""
+    def bring(self, rank: int, number: int, parts: list[torch.Tensor], due: float = 0.0) -> None:
+        """Leave this rank's part of meeting `number`; does not yield. due: others have it then at the earliest."""
+        self._finish_work()
         meeting = self._meetings.setdefault(number, _Meeting())
         meeting.brought[rank] = parts
-        meeting.times[rank] = self.now(rank)
+        meeting.times[rank] = max(self.now(rank), due)
+
+    def rest_until(self, rank: int, moment: float) -> None:
+        """Advance the rank's clock to that moment."""
+        self._tick(rank)
+        self.clocks[rank] = max(self.clocks[rank], moment)
 
     def take(self, rank: int, number: int, stage: str) -> list[torch.Tensor]:
         """What every rank brought for this one, by source; yields until all have come."""
@@ -93,6 +106,7 @@ class VirtualWorld:
         return received
 
     def _tick(self, rank: int) -> None:
+        self._finish_work()
         moment = perf_counter()
         self.clocks[rank] += moment - self._resumed
         self._resumed = moment
@@ -148,10 +162,15 @@ class VirtualCommunicator(Communicator):
     def now(self) -> float:
         return self._world.now(self.rank)
 
-    def _exchange(self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]) -> Transfer:
+    def rest_until(self, moment: float) -> None:
+        self._world.rest_until(self.rank, moment)
+
+    def _exchange(
+        self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int], terms: Terms
+    ) -> Transfer:
         number = self._next()
         # The sender may overwrite its buffer before the others read: what is brought is a copy.
-        self._world.bring(self.rank, number, list(send.clone().split(send_counts)))
+        self._world.bring(self.rank, number, list(send.clone().split(send_counts)), self._link_free)
 
         def finish() -> torch.Tensor:
             parts = self._world.take(self.rank, number, stage)

@@ -28,6 +28,6 @@ INFO = StrategyInfo(
     summary="Gaussian-level exchange: splats go to the pixels they touch, gradients come back to their owner",
     options=GrendelOptions,
     implementation="strategies.grendel.strategy:Grendel",
-    engines=("local", "gloo", "virtual"),
+    engines=("local", "nccl", "gloo", "virtual"),
     exact_when="ssim_halo: exact, min_opacity: 0 and any codec but bf16, on any number of ranks",
 )

@@ -19,22 +19,16 @@ class Grendel(GaussianLevel):
         super().setup(ctx, source, images, options)
         self.options = options
         self.min_opacity = options.min_opacity
-        self.exchange = GaussianExchange(ctx.comm, pad=options.record == "64", codec=options.codec)
+        self.exchange = GaussianExchange(ctx.comm, ctx.kernels, options.record == "64", options.codec)
         self.balance = Balance(ctx.comm, options.unit, options.balance, options.balance_batches)
 
     def step(self, queue: ViewQueue) -> StepReport:
-        ctx, clock = self.ctx, self.ctx.clock
-        views = queue.take(queue.peek(ctx.batch))
-        regions = self._limited(views, self.balance.cut(views, [ctx.cameras[v] for v in views]))
-        self._segment_seconds = 0.0
-        received, route = self._exchange_splats(regions, self.workspaces)
-        rendered = self._raster(views, regions, received, self.options.ssim_halo)
-        with clock("exchange_backward"):
-            partials = self.exchange.backward(route, rendered.gradients, views)
-        self._update(regions, route, partials)
-        with clock("rebalance"):
-            self.balance.learn(views, regions, self._segment_seconds, rendered.work)
-            self._learn_occlusion(views, regions, rendered.rasters)
+        views = queue.take(queue.peek(self.ctx.batch))
+        regions = self._limited(views, self.balance.cut(views, [self.ctx.cameras[v] for v in views]))
+        shares = self._exchange_splats(views, regions, self.workspaces)
+        self._raster(shares, regions, self.options.ssim_halo)
+        self._update(shares)
+        with self.ctx.clock("rebalance"):
+            self._learn(views, regions, shares)
             self._redistribute()
-        visible = sum(s.count for s in route.splats)
-        return StepReport(ctx.batch, 1, rendered.loss, visible, rendered.instances)
+        return self._report(shares)

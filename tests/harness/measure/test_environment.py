@@ -17,6 +17,7 @@ FACTS = {
     "torch": "2.9.1+cu130",
     "numba": "0.68.0",
     "numpy": "2.4.0",
+    "gsplat": None,
     "cuda": "13.0",
     "nccl": "2.28.9",
     "driver": "580.1",

@@ -152,6 +152,13 @@ def test_the_worker_gets_the_cells_threads_in_every_library(monkeypatch):
     assert (environment["HOME"], environment["PYTHONUNBUFFERED"]) == ("/h", "1")
 
 
+@pytest.mark.parametrize(("link", "direct"), [("native", None), ("paced:12", None), ("host", "1")])
+def test_only_the_host_link_keeps_gpus_from_reaching_each_other(link, direct):
+    environment = worker_environment(1, {}, link)
+    assert environment.get("NCCL_P2P_DISABLE") == direct
+    assert environment["NCCL_NVLS_ENABLE"] == "0"
+
+
 @pytest.mark.parametrize(("engine", "expected"), [("gloo", 4), ("nccl", 4), ("virtual", 1), ("local", 1)])
 def test_ranks_are_processes_unless_their_engine_keeps_them_in_one(engine, expected):
     assert processes(Cell(suite="s", ranks=4, engine=engine)) == expected

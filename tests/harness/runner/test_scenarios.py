@@ -15,6 +15,7 @@ from harness.scenes.ply import read_gaussians
 from harness.suite.cell import Cell
 from strategies.distribution.communicator import LocalCommunicator
 from strategies.distribution.virtual import VirtualWorld
+from strategies.registry import strategy as strategy_info
 
 SMALL: dict[str, Any] = {
     "suite": "test",
@@ -89,6 +90,7 @@ def test_a_preparation_leaves_its_gaussians_and_another_cell_starts_from_them(tm
     first = result_of(prepared, scenario="train", preparation=True)
     assert read_gaussians(prepared / "gaussians.ply").count == values(first, "gaussians_count")[0]
     after = result_of(tmp_path / "after", scenario="train", prepared=prepared)
+    assert after.scene.workload_hash != first.scene.workload_hash, "the Gaussians are others"
     start, end = values(after, "psnr")[0], values(first, "psnr")[-1]
     # A PLY has no active SH degree: the new run starts again at degree 0.
     assert start == pytest.approx(end, abs=1.0)
@@ -103,6 +105,42 @@ def test_throughput_keeps_the_workload_and_samples_whole_passes(tmp_path, batch)
     passes = samples(tmp_path).query("series == 'passes'")
     assert passes["warmup"].tolist()[:3] == [True, True, False]
     assert len(samples(tmp_path).query("series == 'stages'")) > 0
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("grendel", 2), ("splaxel", 3)])
+def test_render_times_images_of_the_training_views_and_moves_nothing(tmp_path, monkeypatch, strategy, ranks):
+    rendered, implementation = [], strategy_info(strategy).load()
+    render = implementation.render
+
+    def step(self, queue):
+        raise AssertionError("trained while rendering")
+
+    def watched(self, camera):
+        image = render(self, camera)
+        assert (image is None) == (self.ctx.world.rank > 0)
+        rendered.append((self.ctx.world.rank, camera))
+        return image
+
+    monkeypatch.setattr(implementation, "step", step)
+    monkeypatch.setattr(implementation, "render", watched)
+    engine = "local" if ranks == 1 else "virtual"
+    result = result_of(tmp_path, scenario="render", strategy=strategy, ranks=ranks, engine=engine)
+    assert result.status == "ok"
+    (rate,), (seconds,) = values(result, "views_per_second"), values(result, "render_seconds")
+    assert rate == pytest.approx(1 / seconds)
+    assert values(result, "step_seconds") == values(result, "optimizer_steps_per_second") == []
+    passes = samples(tmp_path).query("series == 'passes'")
+    assert passes["warmup"].tolist()[:3] == [True, True, False]
+    assert set(passes["metric"]) == {"render_seconds"}
+    measured = passes[~passes["warmup"].astype(bool)]
+    assert seconds == pytest.approx(measured["value"].median())
+    for rank in range(ranks):
+        own = [camera for of, camera in rendered if of == rank]
+        views = result.scene.views
+        assert own[:views] == own[views : 2 * views] == own[-views:]
+        assert len(set(own)) == views == 7
+    sent = [m for m in result.measurements if m.metric == "payload_bytes" and m.place != m.peer]
+    assert bool(sent) == (ranks > 1)
 
 
 def test_throughput_is_invalid_when_the_workload_moves(tmp_path):

@@ -116,3 +116,13 @@ def test_a_log_that_is_no_text_is_still_read(tmp_path):
     (tmp_path / "log.txt").write_bytes(b"a\xff\xfe\r\nb\n")
     assert log_lines(tmp_path, 1) == ["b"]
     assert log_lines(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize("code", [1, -signal.SIGABRT])
+def test_a_silent_peer_is_a_timeout_also_where_the_librarys_watchdog_ends_the_rank(tmp_path, code):
+    log = "PeerSilentError: exchange_forward: rank 0 waited in vain for the other ranks, 60 s\n"
+    log += "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    log += TORCHRUN_TAIL.replace(": 1 (local", ": 0 (local").format(code=code, traceback="Signal 6 (SIGABRT) received")
+    status, reason = judged(tmp_path, log)
+    assert status == "timeout"
+    assert reason.startswith("exchange_forward: rank 0 waited in vain for the other ranks, 60 s; last seen: ")

@@ -84,7 +84,7 @@ def test_ids_are_twelve_hexadecimal_digits() -> None:
         {"timeout": 1.0},
         {"ranks": 1},
         {"training": {"footprint": "ellipse"}},
-        {"scene": {"city": "small_street", "tile": [1, 1], "stand_in": True}},
+        {"scene": {"city": "small_street", "tile": [1, 1], "stand_in": True, "optional": True}},
     ],
 )
 def test_filing_measuring_and_defaults_leave_the_id_alone(fields: dict[str, Any]) -> None:
@@ -101,6 +101,8 @@ def test_filing_measuring_and_defaults_leave_the_id_alone(fields: dict[str, Any]
         {"training": {"footprint": "square"}},
         {"scene": {"city": "small_street", "seed": 1}},
         {"scene": "garden"},
+        {"scene": {"city": "small_street", "tile_views": "once"}},
+        {"scene": {"city": "small_street", "camera_side": 80.0}},
         {"from": "0123456789ab"},
     ],
 )

@@ -110,7 +110,7 @@ VALUES = [
     ("ranks: '2'", "ranks: value '2'; expected an integer"),
     ("ranks: true", "ranks: value true; expected an integer"),
     ("ranks: [1, 2]", "ranks: value [1, 2]; expected an integer"),
-    ("scenario: trian", "scenario: value 'trian'; expected 'train', 'throughput', 'kernels' or 'updates'"),
+    ("scenario: trian", "scenario: value 'trian'; expected 'train', 'throughput', 'render', 'kernels' or 'updates'"),
     ("kernels: fast", "kernels: value 'fast'; expected 'auto', 'reference', 'portable' or 'compiled'"),
     ("size: [320]", "size: value [320]; expected one more item"),
     ("size: [320, 180, 3]", "size: value [320, 180, 3]; expected at most 2 items"),

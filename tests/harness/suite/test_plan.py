@@ -75,21 +75,28 @@ def test_the_engine_is_the_strategys_best_that_fits(
         ("strategy: loom, ranks: 8", NO_GPU, "loom computes on at most 4 places"),
         ("engine: gloo", NO_GPU, "engine gloo: not offered by single"),
         ("strategy: loom, engine: local, ranks: 2", NO_GPU, "engine local: one rank only"),
+        ("strategy: loom, engine: gloo, ranks: 1", NO_GPU, "engine gloo: several ranks only; one has engine local"),
         ("strategy: weaver, engine: nccl", NO_GPU, "engine nccl: needs a GPU a rank, device is cpu"),
         (
             "strategy: loom, ranks: 2",
             SERVER,
-            "several GPUs need an engine between GPUs, which this version does not have; gloo is for CPUs",
+            "engine gloo: for CPUs only; several GPUs need nccl, which loom does not offer",
         ),
         ("strategy: weaver, ranks: 4", SERVER, "needs 4 GPUs, 2 present"),
         ("device: cuda", NO_GPU, "needs 1 GPU, 0 present"),
         ("strategy: weaver, ranks: 4, engine: virtual", SERVER, None),
+        ("strategy: weaver, ranks: 2, engine: gloo", SERVER, "engine gloo: for CPUs only; several GPUs need nccl"),
+        ("strategy: weaver, ranks: 2, link: host", SERVER, None),
+        ("strategy: weaver, ranks: 2, link: host", NO_GPU, "link host: between GPUs only, engine is gloo"),
+        ("strategy: weaver, ranks: 2, link: 'paced:12.5'", NO_GPU, None),
         (
             "device: cuda",
             replace(SERVER, compiled=False),
             "needs the compiled kernels, which this version does not have",
         ),
         ("device: cuda", replace(SERVER, nvcc=False), "needs nvcc"),
+        ("device: cuda, kernels: portable", SERVER, "kernels portable on cuda: needs numba-cuda"),
+        ("device: cuda, kernels: portable", replace(SERVER, nvcc=False, numba_cuda=True), None),
         ("kernels: compiled", NO_GPU, "kernels compiled: not available on cpu"),
         ("kernels: portable, precision: float64", NO_GPU, "kernels portable: precision float64 needs reference"),
         ("precision: float64", NO_GPU, None),
@@ -97,6 +104,16 @@ def test_the_engine_is_the_strategys_best_that_fits(
 )
 def test_what_cannot_run_here_says_why(planned: Planner, settings: str, machine: Machine, reason: str | None) -> None:
     assert planned(settings, machine).cells[0].skip == reason
+
+
+def test_places_that_load_and_store_have_no_other_link_than_the_machines(planned: Planner) -> None:
+    skip = planned("strategy: unified, ranks: 2, link: 'paced:12'", NO_GPU).cells[0].skip
+    assert skip == "link paced:12: not for places that load and store each other's memory"
+
+
+def test_gpus_that_are_missing_are_not_modelled_unless_asked_for(planned: Planner) -> None:
+    assert planned("strategy: grendel, ranks: 8", SERVER).cells[0].skip == "needs 8 GPUs, 2 present"
+    assert planned("strategy: grendel, ranks: 8, engine: virtual", SERVER).cells[0].skip is None
 
 
 def test_a_cell_whose_preparation_cannot_run_is_skipped_for_it(suite_file: SuiteFile) -> None:
@@ -160,6 +177,34 @@ def test_a_cell_from_a_preparation_starts_with_its_gaussians(suite_file: SuiteFi
         "defaults: {from: trained, size: [1, 1], scene: {city: small_aerial, points: 3, gaussians: 500}}\n"
     )
     assert [p.predicted_bytes for p in plan(file, machine=NO_GPU).cells] == [3 * (59 * 4 * 3 + 64) + 203] * 2
+
+
+def test_a_preparation_is_repeated_with_the_scene_that_starts_from_it(suite_file: SuiteFile) -> None:
+    file = suite_file(
+        "suite: 1\nprepare: {trained: {scene: {tile: [1, 1]}}}\n"
+        "defaults: {from: trained, size: [1, 1], scene: {city: small_aerial, points: 3, tile: [2, 3]}}\n"
+    )
+    rows = [p.predicted_bytes for p in plan(file, machine=NO_GPU).cells]
+    assert rows == [3 * count * (59 * 4 * 3 + 64) + 203 for count in (1, 6)]
+
+
+def test_photographs_may_start_with_more_points_than_they_have(planned: Planner, tmp_path: Path) -> None:
+    _colmap(tmp_path / "garden", 12, True)
+    cell = planned("scenario: train, scene: {path: garden, points: 40}, size: [1, 1]", NO_GPU).cells[0]
+    assert cell.predicted_bytes == 40 * (59 * 4 * 3 + 64) + 203
+
+
+def test_an_optional_scene_that_is_missing_skips_its_cells_and_their_preparation(suite_file: SuiteFile) -> None:
+    file = suite_file(
+        "suite: 1\nprepare: {trained: {}}\n"
+        "defaults: {from: trained, scene: {path: none/garden, optional: true}, size: [64, 48]}\n"
+    )
+    assert [p.skip for p in plan(file, machine=NO_GPU).cells] == ["scene none/garden is not there"] * 2
+
+
+def test_an_optional_scene_that_is_there_runs_like_any_other(planned: Planner, tmp_path: Path) -> None:
+    _colmap(tmp_path / "garden", 12, True)
+    assert planned("scene: {path: garden, optional: true}", NO_GPU).cells[0].skip is None
 
 
 def test_scene_paths_are_looked_for_here_and_then_beside_the_suite(
@@ -238,7 +283,7 @@ def test_nvcc_is_found_in_cuda_home_and_on_the_path(monkeypatch: pytest.MonkeyPa
     assert machine_module.this_machine().nvcc
 
 
-@pytest.mark.parametrize("name", ["quickstart", "scaling", "kernels"])
+@pytest.mark.parametrize("name", ["quickstart", "scaling", "kernels", "tail"])
 @pytest.mark.parametrize("machine", [NO_GPU, replace(SERVER, gpus=8)])
 def test_the_suites_of_this_repository_plan_everywhere(name: str, machine: Machine) -> None:
     made = plan(Path(__file__).parents[3] / "suites" / f"{name}.yaml", machine=machine)
@@ -251,3 +296,26 @@ def test_the_quickstart_stays_small() -> None:
     made = plan(Path(__file__).parents[3] / "suites" / "quickstart.yaml", machine=NO_GPU)
     assert len(made.cells) <= 9
     assert {planned.cell.repeats for planned in made.cells} == {1}
+
+
+def test_the_cost_curve_grows_by_copies_and_needs_a_gpu() -> None:
+    file = Path(__file__).parents[3] / "suites" / "cost_curve.yaml"
+    made = plan(file, machine=SERVER)
+    copies = [planned.cell.scene.tile[0] * planned.cell.scene.tile[1] for planned in made.cells]
+    assert copies == [1, 2, 4, 8]
+    assert all(planned.skip is None for planned in made.cells)
+    assert {planned.skip for planned in plan(file, machine=NO_GPU).cells} == {"needs 1 GPU, 0 present"}
+
+
+def test_the_kernels_suite_tiles_a_trained_scene_to_20_million_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = Path(__file__).parents[3] / "suites" / "kernels.yaml"
+    _colmap(tmp_path / "shared" / "data" / "aerial_lewis", 12, True)
+    monkeypatch.chdir(tmp_path)
+    made = plan(file, device="cuda", machine=SERVER)
+    prepared = next(planned for planned in made.cells if planned.preparation)
+    assert (prepared.cell.scene.points, prepared.cell.scene.tile, prepared.cell.size) == (300_000, (1, 1), None)
+    tiled = [planned.cell for planned in made.cells if planned.cell.from_]
+    assert {cell.strategy for cell in tiled} == {"single", "gsplat"}
+    assert all(300_000 * cell.scene.tile[0] * cell.scene.tile[1] == 19_800_000 for cell in tiled)

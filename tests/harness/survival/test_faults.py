@@ -54,3 +54,37 @@ def test_each_fault_has_its_status_and_a_reason_with_stage_and_rank(faults, name
 def test_a_failed_cell_leaves_its_log_and_nothing_of_the_run(faults):
     for folder in (faults.out / "cells").iterdir():
         assert {path.name for path in folder.iterdir()} <= {"record.json", "log.txt", "samples.parquet", "images"}
+
+
+GPU_CASES = """\
+  - {name: well, ranks: 2, device: cuda, engine: nccl}
+  - {name: raises, ranks: 2, device: cuda, engine: nccl, options: {fault: raise, rank: 1}}
+  - {name: killed, ranks: 2, device: cuda, engine: nccl, options: {fault: kill, rank: 1}}
+  - {name: silent, ranks: 2, device: cuda, engine: nccl, collective_timeout: 5, options: {fault: hang, rank: 1}}
+  - {name: memory, ranks: 2, device: cuda, engine: nccl, options: {fault: memory, rank: 0}}
+"""
+GPU_REASONS = {
+    "well": ("ok", None),
+    "raises": ("failed", "ValueError: no such colour (rank 1 last in compute)"),
+    "killed": ("failed", "rank 1 killed"),
+    "silent": ("timeout", "exchange: rank 0 waited in vain for the other ranks, 5 s; last seen: training, "),
+    "memory": ("oom", "MemoryError: Unable to allocate 8.00 TiB (rank 0 last in compute)"),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.multigpu
+def test_faults_on_gpus_end_as_they_do_on_cpus_and_a_hang_leaves_the_flight_recorder(project):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    made = project(GPU_CASES)
+    made.run()
+    found = made.records()
+    for name, (status, reason) in GPU_REASONS.items():
+        record = found[name]
+        assert (record.status, (record.reason or "")[: len(reason or "")]) == (status, reason or ""), record.reason
+    assert (found["silent"].reason or "").endswith("rank 1 last in compute; rank 0 last in exchange")
+    recordings = [path.read_text() for path in made.out.glob("cells/*/flight_recorder_rank_0.json")]
+    assert len(recordings) == 1
+    assert "faulty_strategy.py" in recordings[0] or "nccl.py" in recordings[0]

@@ -26,5 +26,5 @@ INFO = StrategyInfo(
     summary="fails when asked to",
     options=FaultyOptions,
     implementation="faulty_strategy:Faulty",
-    engines=("local", "gloo", "virtual"),
+    engines=("local", "nccl", "gloo", "virtual"),
 )

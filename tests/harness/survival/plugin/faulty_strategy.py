@@ -36,12 +36,14 @@ class Faulty(Strategy):
             if self._struck():
                 loss = self._fail(loss)
         with self.ctx.clock("exchange"):
-            self.ctx.comm.reduce("exchange", loss)
+            self._exchange(loss)
         self._images_seen += self.ctx.batch
         return StepReport(self.ctx.batch, 1, loss, 1, 1)
 
     def render(self, camera: Camera) -> torch.Tensor | None:
-        return torch.zeros(camera.height, camera.width, 3) if self.ctx.world.rank == 0 else None
+        if self.ctx.world.rank != 0:
+            return None
+        return torch.zeros(camera.height, camera.width, 3, device=self.ctx.world.devices[0])
 
     def shards(self) -> Iterator[Shard]:
         return self.gaussians.shards()
@@ -56,6 +58,15 @@ class Faulty(Strategy):
     @property
     def tensor_bytes(self) -> list[int]:
         return [self.gaussians.bytes]
+
+    def _exchange(self, loss: torch.Tensor) -> None:
+        device = self.ctx.world.devices[0]
+        if device.type == "cpu":
+            self.ctx.comm.reduce("exchange", loss)
+            return
+        ones = [1] * self.ctx.world.ranks
+        self.ctx.comm.exchange("exchange", loss.expand(len(ones)).to(device), ones, ones).wait()
+        torch.cuda.synchronize(device)  # Only here does the host notice that a peer is missing.
 
     def _struck(self) -> bool:
         options = self.options

@@ -1,0 +1,174 @@
+"""The stream beside the computation on which a GPU's exchanges run, and the events that time them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+import torch
+
+SETTLED_AT = 512
+"""Exchanges kept before those that are over are added up, which frees their events."""
+WATCH_SECONDS = 0.5
+_CALIBRATION_CYCLES = 50_000_000
+_WARM_UP_CYCLES = 400_000_000
+"""A fifth of a second, in which an idle GPU reaches its clock."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Where the seconds of an exchange are added: two dictionaries, under the stage's name."""
+
+    stage: str
+    exposed: dict[str, float]
+    hidden: dict[str, float]
+
+    def add(self, waited: float, took: float) -> None:
+        """waited: seconds that the computation stood still for it. took: seconds from its begin to its end.
+
+        Where two exchanges of a stage follow one another on the lane, who waits for the second stands still for both:
+        what is hidden of one alone may be less than nothing, of both together it is right.
+        """
+        self.exposed[self.stage] = self.exposed.get(self.stage, 0.0) + waited
+        self.hidden[self.stage] = self.hidden.get(self.stage, 0.0) + took - waited
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One exchange on the lane, and the events between which it ran there."""
+
+    tally: Tally
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The events between which the computation's stream stood still for an exchange, and seconds that it took."""
+
+    tally: Tally
+    asked: torch.cuda.Event
+    resumed: torch.cuda.Event
+    took: Callable[[], float]
+
+
+class DeviceLane:
+    """Exchanges wait for the computation that was queued before them, run beside what is queued after them, and hold
+    only those up who `join` them. Nothing here makes the host wait but `settle`.
+
+    pace: bytes a second that exchanges are held to, by a kernel that spins on one multiprocessor. An exchange that has
+    begun and does not end for `timeout` seconds is told to on_silence, once, by its stage, from another thread.
+    """
+
+    def __init__(
+        self, device: torch.device, timeout: float, on_silence: Callable[[str], None], pace: float | None = None
+    ):
+        self._device, self._timeout, self._on_silence, self._pace = device, timeout, on_silence, pace
+        self._stream = torch.cuda.Stream(device)
+        self._pacer = torch.cuda.Stream(device)
+        self._cycles = 0.0 if pace is None else cycles_per_second(device)
+        self._waits: deque[Wait] = deque()
+        self._watched: deque[Crossing] = deque()
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="exchange watch", daemon=True).start()
+
+    def mark(self) -> torch.cuda.Event:
+        """The computation queued so far."""
+        return _mark(torch.cuda.current_stream(self._device))
+
+    @contextmanager
+    def crossing(self, tally: Tally, size: int, after: torch.cuda.Event | None = None) -> Iterator[Crossing]:
+        """Inside, work is queued on the lane. size: bytes, the larger of those out and those in. after: from `mark`,
+        the computation that it waits for; None: all that is queued."""
+        self._stream.wait_event(after or self.mark())
+        with torch.cuda.stream(self._stream):
+            one = Crossing(tally, _mark(self._stream), torch.cuda.Event(enable_timing=True))
+            if self._pace is not None:
+                self._pacer.wait_event(one.began)
+                with torch.cuda.stream(self._pacer):
+                    torch.cuda._sleep(int(size / self._pace * self._cycles))
+            yield one
+            if self._pace is not None:
+                self._stream.wait_stream(self._pacer)
+            one.ended.record(self._stream)
+        self._watched.append(one)
+
+    def join(self, one: Crossing) -> None:
+        """The computation queued from here on waits for the exchange."""
+        compute = torch.cuda.current_stream(self._device)
+        asked = _mark(compute)
+        compute.wait_event(one.ended)
+        self._keep(Wait(one.tally, asked, _mark(compute), lambda: one.began.elapsed_time(one.ended) * 1e-3))
+
+    @contextmanager
+    def standstill(self, tally: Tally, took: Callable[[], float]) -> Iterator[None]:
+        """Inside, the host waits for something that it needs to go on; the computation's stream runs dry meanwhile, or
+        does not. took: seconds of what is waited for, asked afterwards."""
+        compute = torch.cuda.current_stream(self._device)
+        asked = _mark(compute)
+        yield
+        self._keep(Wait(tally, asked, _mark(compute), took))
+
+    def settle(self) -> None:
+        """Add up the seconds of every exchange that was waited for; waits for the device."""
+        self._add_up(wait=True)
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _keep(self, one: Wait) -> None:
+        self._waits.append(one)
+        if len(self._waits) > SETTLED_AT:
+            self._add_up(wait=False)
+
+    def _add_up(self, wait: bool) -> None:
+        while self._waits:
+            one = self._waits[0]
+            if wait:
+                one.resumed.synchronize()
+            elif not one.resumed.query():
+                return
+            one.tally.add(one.asked.elapsed_time(one.resumed) * 1e-3, one.took())
+            self._waits.popleft()
+
+    def _watch(self) -> None:
+        """Follow the oldest exchange under way; its time runs from when the device has come to it."""
+        torch.cuda.set_device(self._device)
+        current, since = None, 0.0
+        while not self._closed.wait(WATCH_SECONDS):
+            try:
+                while self._watched and self._watched[0].ended.query():
+                    self._watched.popleft()
+                oldest = self._watched[0] if self._watched else None
+                begun = oldest is not None and oldest.began.query()
+            except RuntimeError:  # The device failed, which the rank itself will say.
+                return
+            if oldest is None or not begun:
+                current = None
+            elif oldest is not current:
+                current, since = oldest, monotonic()
+            elif monotonic() - since > self._timeout:
+                self._on_silence(oldest.tally.stage)
+                return
+
+
+def cycles_per_second(device: torch.device) -> float:
+    """Clock of the counter by which a spinning kernel waits, measured on the device when it is warm."""
+    torch.cuda._sleep(_WARM_UP_CYCLES)
+    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    stream = torch.cuda.current_stream(device)
+    began.record(stream)
+    torch.cuda._sleep(_CALIBRATION_CYCLES)
+    ended.record(stream)
+    ended.synchronize()
+    return _CALIBRATION_CYCLES / (began.elapsed_time(ended) * 1e-3)
+
+
+def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event

@@ -1,0 +1,177 @@
+"""Engine `nccl`: one process a GPU. Rows cross between the GPUs in grouped point-to-point calls; counts from host to
+host, beside them."""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import Future
+from datetime import timedelta
+from itertools import accumulate
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+from strategies.distribution.communicator import Communicator, PeerSilentError, Pending, Terms, Transfer
+from strategies.distribution.device_lane import DeviceLane, Tally
+from strategies.distribution.gloo import peers_named
+from strategies.distribution.host_group import Arrival, HostGroup
+
+BACKSTOP_SECONDS = 10.0
+"""NCCL's own watchdog strikes so much later than ours, which knows the stage."""
+
+
+class NcclCommunicator(Communicator):
+    """Uses the default process group for tensors on `device`, and a gloo group for those on the host.
+
+    What a rank sends itself is copied, never sent. Exchanges run on a stream of their own: `wait` makes the computation
+    that is queued after it wait, and not the host, so the rows sent must stay as they are until then. The host itself
+    waits for what it has to know: counts. Exposed seconds are those for which the computation's stream stood still,
+    whichever of the two it was.
+
+    On a CPU device, with a default group of gloo, the same code runs without streams.
+    """
+
+    engine = "nccl"
+
+    def __init__(
+        self, device: torch.device, host_group: dist.ProcessGroup, timeout: float, pace: float | None = None
+    ) -> None:
+        super().__init__(dist.get_rank(), dist.get_world_size(), device)
+        self.pace = pace
+        self._host = HostGroup(host_group, self.rank, device)
+        self._timeout = timeout
+        self._lane = DeviceLane(device, timeout, self._silence, pace) if device.type == "cuda" else None
+
+    def counts(self, stage: str, send: torch.Tensor) -> Pending:
+        """As of any communicator; send may lie on the GPU: it is brought to the host while the caller goes on."""
+        if send.shape[0] != self.ranks:
+            raise ValueError(f"{stage}: rank {self.rank} has counts for {send.shape[0]} of {self.ranks} ranks")
+        row = send[0].numel() * 8
+        self.ledger.add(stage, self.rank, [row] * self.ranks, metadata=True, over_link=False)
+        ones = [1] * self.ranks
+        return Pending(self, stage, self._between_hosts(stage, send.to(torch.int64).contiguous(), ones, ones))
+
+    def mark(self) -> object | None:
+        return None if self._lane is None else self._lane.mark()
+
+    def settle(self) -> None:
+        if self._lane is not None:
+            self._lane.settle()
+        for stage, seconds in self.hidden_seconds.items():
+            self.hidden_seconds[stage] = max(0.0, seconds)
+
+    def close(self) -> None:
+        """End the threads; collective calls must be over."""
+        self._host.close()
+        if self._lane is not None:
+            self._lane.close()
+
+    def _over_link(self, send: torch.Tensor) -> bool:
+        return send.device.type == self.device.type == "cuda"
+
+    def _paced(self, row: int, send_counts: object, receive_counts: object) -> float:
+        return 0.0  # The lane holds exchanges to the rate, on the device.
+
+    def _exchange(
+        self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int], terms: Terms
+    ) -> Transfer:
+        if send.device.type != self.device.type:
+            return self._between_hosts(stage, send, send_counts, receive_counts)
+        received = send.new_empty((sum(receive_counts), *send.shape[1:])) if terms.into is None else terms.into
+        out, back = _bounds(send_counts), _bounds(receive_counts)
+        if self._lane is None:
+            works = self._post(send, received, out, back, terms.own)
+
+            def finish() -> torch.Tensor:
+                with peers_named(stage, self.rank):
+                    for work in works:
+                        work.wait()
+                return received
+
+            return Transfer(finish)
+        lane, own = self._lane, self.rank
+        most = max(len(send) - send_counts[own], len(received) - receive_counts[own])
+        size = most * math.prod(send.shape[1:]) * send.element_size()
+        after = terms.after if isinstance(terms.after, torch.cuda.Event) else None
+        with lane.crossing(self._tally(stage), size, after) as crossing:
+            for work in self._post(send, received, out, back, terms.own):
+                work.wait()  # The lane's stream, not the host.
+
+        def join() -> torch.Tensor:
+            lane.join(crossing)
+            # Until the computation waits for the exchange, nothing else may be given the memory of what is sent.
+            del kept[:]
+            return received
+
+        kept = [send]
+        return Transfer(join, timed=True)
+
+    def _post(
+        self, send: torch.Tensor, received: torch.Tensor, out: list[slice], back: list[slice], own: bool
+    ) -> list[dist.Work]:
+        """Send and receive all that goes to and comes from others as one group. own: copy the rank's own rows too."""
+        calls = []
+        for peer in range(self.ranks):
+            if peer == self.rank:
+                continue
+            if out[peer].stop > out[peer].start:
+                calls.append(dist.P2POp(dist.isend, send[out[peer]], peer))
+            if back[peer].stop > back[peer].start:
+                calls.append(dist.P2POp(dist.irecv, received[back[peer]], peer))
+        works = dist.batch_isend_irecv(calls) if calls else []
+        if own:
+            received[back[self.rank]].copy_(send[out[self.rank]])
+        return [work for work in works if work is not None]
+
+    def _between_hosts(
+        self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]
+    ) -> Transfer:
+        started = perf_counter()
+        coming = self._host.exchange(stage, send, send_counts, receive_counts)
+        if self._lane is None:
+            return Transfer(lambda: coming.result().received, lambda: _moment(coming))
+        lane, tally = self._lane, self._tally(stage)
+
+        def finish() -> torch.Tensor:
+            with lane.standstill(tally, lambda: coming.result().moment - started):
+                return coming.result().received
+
+        return Transfer(finish, timed=True)
+
+    def _tally(self, stage: str) -> Tally:
+        return Tally(stage, self.exposed_seconds, self.hidden_seconds)
+
+    def _barrier(self) -> None:
+        self._host.barrier()
+
+    def _silence(self, stage: str) -> None:
+        text = f"{stage}: rank {self.rank} waited in vain for the other ranks, {self._timeout:g} s"
+        self.on_silence(PeerSilentError(text))
+
+
+def connect(timeout: float, pace: float | None = None) -> NcclCommunicator:
+    """Join the ranks that torchrun has started on this machine, a GPU each; connections are made at once.
+
+    timeout: seconds that a collective may take.
+    """
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    options = dist.ProcessGroupNCCL.Options()
+    # Records wait for nobody's multiprocessors: what is exchanged holds up other ranks.
+    options.is_high_priority_stream = True
+    limit = timedelta(seconds=timeout + BACKSTOP_SECONDS)
+    dist.init_process_group("nccl", timeout=limit, device_id=device, pg_options=options)
+    hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    return NcclCommunicator(device, hosts, timeout, pace)
+
+
+def _bounds(counts: list[int]) -> list[slice]:
+    """Each rank's rows among rows packed by rank."""
+    ends = list(accumulate(counts))
+    return [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+
+def _moment(coming: Future[Arrival]) -> float | None:
+    return coming.result().moment if coming.done() and coming.exception() is None else None

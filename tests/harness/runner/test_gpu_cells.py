@@ -1,0 +1,77 @@
+"""Whole cells on GPUs, through the runner: what their counters say beside the ledger, by link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness.records.schema import Record
+from harness.records.store import records
+
+SUITE = """\
+suite: 1
+defaults:
+  device: cuda
+  strategy: grendel
+  scene: {city: anchor_aerial, gaussians: 1e6, views: 16}
+  size: [960, 540]
+  batch: 2
+  repeats: 1
+  stop: {noise: 0.5, min_passes: 6, max_seconds: 10}
+cases:
+"""
+
+
+def gpus(count: int) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPU{'s' if count > 1 else ''}")
+
+
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: str) -> dict[str, Record]:
+    """Records by case."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(SUITE + cases)
+    harness.run("s.yaml", out="out")
+    return {str(record.cell["name"]): record for _, record in records(tmp_path / "out")}
+
+
+def values(record: Record, metric: str) -> list[float]:
+    assert record.result is not None
+    return [m.value for m in record.result.measurements if m.metric == metric and m.stage is None]
+
+
+@pytest.mark.gpu
+def test_a_cell_on_one_gpu_has_energy_and_clocks_and_ranks_that_share_it_their_bytes(tmp_path, monkeypatch):
+    gpus(1)
+    cases = "  - {name: one, strategy: single}\n  - {name: shared, ranks: 4, engine: virtual}\n"
+    for record in run(tmp_path, monkeypatch, cases).values():
+        # Other tests may use the GPU at the same time, which is a reason of its own.
+        assert record.status == "ok" or "foreign process" in (record.reason or "")
+        assert values(record, "energy_joules")[0] > 0
+        assert values(record, "sm_clock_hertz")[0] > 1e8
+        assert values(record, "wire_over_ledger") == []
+
+
+@pytest.mark.gpu
+@pytest.mark.multigpu
+def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
+    gpus(2)
+    cases = "".join(f"  - {{name: {link}, ranks: 2, link: '{link}'}}\n" for link in ("native", "host", "paced:12"))
+    found = run(tmp_path, monkeypatch, cases + "  - {name: checked, ranks: 2, debug: true}\n")
+    for record in found.values():
+        assert record.status == "ok", record.reason
+        assert record.result is not None
+        assert record.result.engine == "nccl"
+        assert record.result.environment["wire"] == "within bounds"
+        payload = sum(m.value for m in record.result.measurements if m.metric == "payload_bytes" and m.place != m.peer)
+        assert payload > 0
+    for name in ("native", "paced:12"):
+        assert values(found[name], "wire_over_ledger")[0] == pytest.approx(1.0, abs=0.05)
+    assert values(found["host"], "wire_over_ledger")[0] < 0.01
+    assert found["paced:12"].result is not None
+    rates = [m for m in found["paced:12"].result.measurements if m.metric == "views_per_second"]
+    assert rates[0].source == "modelled"
+    assert rates[0].value <= values(found["native"], "views_per_second")[0] * 1.05

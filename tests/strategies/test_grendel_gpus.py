@@ -1,0 +1,117 @@
+"""`grendel` with compiled kernels on two GPUs equals `single` on one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from cuda_src import layout
+from cuda_src.operators import KernelSet
+from strategies.base import World
+from strategies.distribution.communicator import LocalCommunicator
+from strategies.distribution.nccl import connect
+from strategies.registry import strategy as strategy_info
+from strategies.training.config import Training
+from strategies.views import ViewQueue
+
+pytestmark = [pytest.mark.gpu, pytest.mark.multigpu]
+
+STEPS = 20
+COUNT = 4000
+
+
+def tiny_scene() -> Any:
+    """The scene that all exactness tests use, built in a process that pytest has not started."""
+    spec = importlib.util.spec_from_file_location("scenes_of_tests", Path(__file__).with_name("conftest.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.tiny_scene(count=COUNT)
+
+
+def by_id(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows [n, k] placed at their ids, [COUNT, k]; zeros elsewhere."""
+    table = torch.zeros((COUNT, rows.shape[1]), device=rows.device)
+    table[ids.to(rows.device)] = rows
+    return table
+
+
+def rank_main(rank: int, port: int, folder: str, name: str, options: dict[str, Any], batch: int) -> None:
+    """Each step starts from the parameters of a `single` beside it; with beta1 = 0 Adam's first moment is the gradient
+    itself. Leaves this rank's greatest errors, relative to each group's greatest gradient."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": "2", "NCCL_NVLS_ENABLE": "0"}
+    os.environ |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), "lo")
+    comm = connect(60.0)
+    scene, training = tiny_scene(), Training(sh_every=0, beta1=0.0)
+    kernels = KernelSet("compiled", device=comm.device)
+    alone = scene.context(kernels, training, batch)
+    alone = replace(alone, world=World.alone(comm.device), comm=LocalCommunicator(comm.device))
+    together = scene.context(kernels, training, batch, comm)
+    info = strategy_info(name)
+    single, strategy = strategy_info("single").load()(), info.load()()
+    single.setup(alone, scene.source, scene.images, strategy_info("single").options())
+    strategy.setup(together, scene.source, scene.images, info.options.model_validate(options))
+    orders = [ViewQueue(range(len(scene.cameras)), seed=3) for _ in range(2)]
+    gradient_error = image_error = loss_error = 0.0
+    for step in range(STEPS):
+        own, oracle = strategy.gaussians, single.gaussians
+        own.parameters.copy_(by_id(oracle.ids, oracle.parameters)[own.ids.to(comm.device)])
+        image, truth = strategy.render(scene.cameras[step % 4]), single.render(scene.cameras[step % 4])
+        if image is not None:
+            image_error = max(image_error, float((image - truth).abs().max()))
+        expected = single.step(orders[0]).loss.double().cpu()
+        loss = comm.reduce("test", strategy.step(orders[1]).loss.double().cpu())
+        loss_error = max(loss_error, float((loss / expected - 1).abs()))
+        single.settle()
+        strategy.settle()
+        own, oracle = strategy.gaussians, single.gaussians
+        gradients = by_id(oracle.ids, oracle.moment1)[own.ids.to(comm.device)]
+        for group in layout.PARAMETER_GROUPS.values():
+            largest = float(oracle.moment1[:, group].abs().max())
+            error = float((own.moment1[:, group] - gradients[:, group]).abs().max())
+            gradient_error = max(gradient_error, error / largest)
+    comm.settle()
+    said = {"gradient": gradient_error, "image": image_error, "loss": loss_error, "exposed": comm.exposed_seconds}
+    torch.save(said | {"owned": len(strategy.gaussians.ids)}, f"{folder}/{rank}.pt")
+    comm.barrier()
+    comm.close()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "batch"),
+    [
+        ("grendel", {}, 1),
+        ("grendel", {}, 2),
+        ("grendel", {"unit": "row", "balance": "measured", "codec": "bitmap"}, 2),
+        ("grendel", {"balance": "off", "codec": "index", "ownership": "contiguous", "record": "64"}, 1),
+        ("bytesplat", {"raster": "separate", "codec": "bitmap"}, 1),
+    ],
+)
+def test_gradients_images_and_losses_equal_single_from_the_same_parameters(tmp_path, name, options, batch):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(rank_main, (port, str(tmp_path), name, options, batch), nprocs=2)
+    said = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for one in said:
+        assert one["gradient"] <= 1e-5
+        assert one["image"] <= 1e-5
+        assert one["loss"] <= 1e-5
+        assert all(seconds >= 0 for seconds in one["exposed"].values())
+    assert sum(one["owned"] for one in said) == COUNT

@@ -1,0 +1,201 @@
+"""`grendel` with compiled kernels, several ranks on one GPU: equal to `single`, whatever its rooms and ties do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cuda_src import layout
+from cuda_src.operators import KernelSet
+from strategies.base import World
+from strategies.distribution.communicator import Communicator, LocalCommunicator
+from strategies.distribution.gaussian_exchange import BACKWARD_BYTES, FORWARD_BYTES, Passage
+from strategies.distribution.virtual import VirtualWorld
+from strategies.grendel.info import GrendelOptions
+from strategies.grendel.strategy import Grendel
+from strategies.single.info import SingleOptions
+from strategies.single.strategy import Single
+from strategies.training.config import Training
+from strategies.views import ViewQueue
+
+pytestmark = pytest.mark.gpu
+
+EXACT = Training(sh_every=0, beta1=0.0)
+"""With beta1 = 0 Adam's first moment is the gradient itself."""
+COUNT = 3000
+
+
+@pytest.fixture(autouse=True)
+def _a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("compiled kernels need a GPU")
+
+
+def kernels() -> KernelSet:
+    return KernelSet("compiled", torch.device("cuda", 0))
+
+
+def images_on_gpu(scene):
+    scene.images.images = [image.cuda() for image in scene.images.images]
+    return scene
+
+
+def by_id(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return rows[torch.argsort(ids)]
+
+
+def oracle_steps(scene, steps: int, batch: int, training: Training):
+    """Of every step of `single`: parameters before it by id, gradients, image of a camera and loss."""
+    context = scene.context(kernels(), training, batch)
+    device = torch.device("cuda", 0)
+    single = Single()
+    single.setup(
+        replace(context, world=World.alone(device), comm=LocalCommunicator(device)), scene.source, scene.images,
+        SingleOptions(),
+    )  # fmt: skip
+    order, told = ViewQueue(range(len(scene.cameras)), seed=3), []
+    for step in range(steps):
+        gaussians = single.gaussians
+        start = by_id(gaussians.ids, gaussians.parameters).clone()
+        image = single.render(scene.cameras[step % len(scene.cameras)]).clone()
+        loss = single.step(order).loss.item()
+        single.settle()
+        told.append((start, by_id(gaussians.ids, gaussians.moment1).clone(), image, loss))
+    return told
+
+
+def check(
+    scene,
+    ranks: int,
+    batch: int,
+    steps: int = 12,
+    training: Training = EXACT,
+    before: Callable[[Grendel, int], None] = lambda strategy, step: None,
+    **options,
+) -> list[Grendel]:
+    """Strategies by rank; every step starts from the oracle's parameters and has its gradients, image and loss."""
+    told = oracle_steps(images_on_gpu(scene), steps, batch, training)
+    losses = torch.zeros(steps, dtype=torch.float64)
+
+    def rank_main(comm: Communicator) -> Grendel:
+        strategy, order = Grendel(), ViewQueue(range(len(scene.cameras)), seed=3)
+        strategy.setup(
+            scene.context(kernels(), training, batch, comm), scene.source, scene.images, GrendelOptions(**options)
+        )
+        for step, (start, gradients, truth, _) in enumerate(told):
+            before(strategy, step)
+            gaussians = strategy.gaussians
+            gaussians.parameters.copy_(start[gaussians.ids])
+            image = strategy.render(scene.cameras[step % len(scene.cameras)])
+            assert image is None or (image - truth).abs().max() <= 1e-5, step
+            losses[step] += strategy.step(order).loss.item()
+            gaussians = strategy.gaussians
+            for group in layout.PARAMETER_GROUPS.values():
+                largest = gradients[:, group].abs().max()
+                error = (gaussians.moment1[:, group] - gradients[gaussians.ids][:, group]).abs()
+                assert error.numel() == 0 or error.max() <= 1e-5 * largest, (step, group)
+        return strategy
+
+    strategies = VirtualWorld(ranks).run(rank_main, "cuda:0")
+    for step, (*_, loss) in enumerate(told):
+        assert losses[step].item() == pytest.approx(loss, rel=1e-5)
+    return strategies
+
+
+@pytest.mark.parametrize("unit", ["block", "image"])
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (2, 1), (2, 2), (3, 2), (5, 4)])
+def test_gradients_images_and_losses_equal_single_from_the_same_parameters(make_scene, ranks, batch, unit):
+    strategies = check(make_scene(count=COUNT), ranks, batch, unit=unit)
+    assert sum(strategy.gaussians.count for strategy in strategies) == COUNT
+
+
+@pytest.mark.parametrize("codec", ["bitmap", "index"])
+@pytest.mark.parametrize("record", ["packed", "64"])
+def test_codecs_and_padded_records_change_nothing(make_scene, codec, record):
+    check(make_scene(count=COUNT), 3, 2, codec=codec, record=record, steps=6)
+
+
+@pytest.mark.parametrize("balance", ["measured", "off"])
+def test_balance_and_redistribution_change_nothing(make_scene, balance):
+    check(make_scene(count=COUNT), 2, 1, balance=balance, redistribute="random", redistribute_images=4)
+
+
+@pytest.mark.parametrize("optimizer", ["touched", "dense"])
+def test_other_rules_of_rows_hold_as_well(make_scene, optimizer):
+    check(make_scene(count=COUNT), 2, 2, training=EXACT.model_copy(update={"optimizer": optimizer}), steps=6)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_room_that_is_too_small_on_one_rank_is_found_before_anything_is_sent(make_scene, monkeypatch, batch):
+    made = []
+
+    def counted(self, *args, **named):
+        made.append(args[0].comm.rank)
+        original(self, *args, **named)
+
+    original = Passage.__init__
+    monkeypatch.setattr(Passage, "__init__", counted)
+
+    def shrink(strategy: Grendel, step: int) -> None:
+        if step == 8 and strategy.comm.rank == 1:
+            for view in range(4):
+                strategy.rooms.learn(view, -970, 0)  # With its margin, a room of 23.
+
+    strategies = check(make_scene(count=COUNT), 2, batch, before=shrink)
+    for rank, strategy in enumerate(strategies):
+        # Every view of each step and its render, and those that did not fit once more, on both ranks.
+        assert made.count(rank) > 12 * (batch + 1)
+        assert int(strategy.rooms.overflow) == 0
+
+
+def test_long_runs_of_equal_depth_are_put_in_order_and_remembered(make_scene):
+    scene = make_scene(count=400, views=4)
+    scene.source.parameters[:, layout.MEAN] = 0.0
+    scene.source.parameters[:, layout.LOG_SCALE] = -0.7
+    scene.source.parameters[:, layout.OPACITY_LOGIT] = -2.0
+    strategies = check(scene, 3, 2, ownership="random", steps=6)
+    assert set().union(*(strategy.lists._exact for strategy in strategies)) == {0, 1, 2, 3}
+
+
+def test_occlusion_history_leaves_the_same_image(make_scene):
+    scene = images_on_gpu(make_scene(count=COUNT))
+    training = Training(sh_every=0, occlusion="history", epsilon=1e-3, rate_scale=0.1)
+
+    def losses(ranks: int) -> list[float]:
+        def rank_main(comm: Communicator) -> list[float]:
+            strategy, order = Grendel(), ViewQueue(range(4), seed=3)
+            context = scene.context(kernels(), training, 1, comm)
+            strategy.setup(context, scene.source, scene.images, GrendelOptions())
+            return [strategy.step(order).loss.item() for _ in range(12)]
+
+        return torch.tensor(VirtualWorld(ranks).run(rank_main, "cuda:0"), dtype=torch.float64).sum(0).tolist()
+
+    assert losses(3) == pytest.approx(losses(1), rel=1e-4)
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(2, 1), (3, 2)])
+def test_ledger_payload_is_the_same_as_with_kernels_that_read_every_size(make_scene, ranks, batch):
+    def payloads(backend: str) -> dict[str, torch.Tensor]:
+        scene = images_on_gpu(make_scene(count=COUNT))
+
+        def rank_main(comm: Communicator):
+            context = scene.context(KernelSet(backend, torch.device("cuda", 0)), Training(rate_scale=0.0), batch, comm)
+            strategy, order = Grendel(), ViewQueue(range(4), seed=3)
+            strategy.setup(context, scene.source, scene.images, GrendelOptions(balance="off"))
+            for _ in range(8 // batch):
+                strategy.step(order)
+            return comm.ledger.payload
+
+        every = VirtualWorld(ranks).run(rank_main, "cuda:0")
+        return {stage: sum(of_rank[stage] for of_rank in every) for stage in every[0]}
+
+    compiled, portable = payloads("compiled"), payloads("portable")
+    forward, backward = compiled["exchange_forward"], compiled["exchange_backward"]
+    assert torch.equal(forward // FORWARD_BYTES * BACKWARD_BYTES, backward.T)
+    # A footprint on a tile's edge may fall on either side.
+    difference = (forward - portable["exchange_forward"]).abs().sum()
+    assert difference <= 1e-3 * forward.sum()
+    assert torch.equal(compiled["exchange_loss"], portable["exchange_loss"])
