@@ -37,7 +37,14 @@ if "$python" -c 'import gsplat' 2>/dev/null; then
 fi
 workers=()
 "$python" -c 'import xdist' 2>/dev/null && workers=(-n "$(nproc)")
-part "${TESTS_SECONDS:-300}" tests "$python" -m pytest -m gpu "${workers[@]}" tests
+# One thread each: the oracle computes on the CPU, in as many processes as there are cores.
+part "${TESTS_SECONDS:-300}" tests env OMP_NUM_THREADS=1 "$python" -m pytest -m "gpu and not multigpu" "${workers[@]}" \
+    tests/cuda_src tests/strategies
+# Alone on the GPU: a cell that another process disturbs is invalid.
+part "${CELLS_SECONDS:-200}" cells "$python" -m pytest -m "gpu and not multigpu" tests/harness
+if [[ $(nvidia-smi -L | wc -l) -gt 1 ]]; then
+    part "${TESTS_SECONDS:-300}" "several GPUs" "$python" -m pytest -m multigpu tests
+fi
 
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do

@@ -10,9 +10,11 @@ from harness.measure.statistics import enough, median
 from harness.runner.job import Job
 from harness.runner.witness import Witness
 from strategies.base import Strategy
+from strategies.views import ViewQueue
 
 WARM_UP_PASSES = 2
-BREAKDOWN_PASSES = 2
+BREAKDOWN_PASSES = 3
+"""Three, so that a pass in which the host stood still does not decide the median."""
 
 Done = TypeVar("Done")
 
@@ -56,6 +58,24 @@ def repeated(
             break
     witness.end()
     return kept
+
+
+def host(job: Job, strategy: Strategy, queue: ViewQueue, views: int) -> None:
+    """Seconds that a step keeps the host, launches and Python, over one more pass; for cells of one place.
+
+    Each step begins on an idle device, so that it waits for nothing but what it reads itself.
+    """
+    job.phase("host time")
+    seconds: list[float] = []
+    images = 0
+    while images < views:
+        synchronize(job.device)
+        start = job.ranks.now()
+        images += strategy.step(queue).images
+        seconds.append(job.ranks.now() - start)
+        job.sample("host", "host_seconds", seconds[-1], index=len(seconds) - 1)
+    strategy.settle()
+    job.seconds("host_seconds", median(seconds))
 
 
 def breakdown(job: Job, one_pass: Callable[[], int]) -> None:

@@ -57,6 +57,8 @@ def run(job: Job, opened: tuple[Scene, GaussianSource] | None = None) -> Strateg
     job.spent(steps)
     job.traffic(steps * len(seconds))
     witness.report(steps * len(seconds))
+    if cell.kernels == "compiled" and cell.ranks == 1:
+        passes.host(job, strategy, queue, len(views))
     passes.breakdown(job, lambda: len(one_pass(job, strategy, queue, len(views))[1]))
     job.measure("gaussians_count", job.ranks.total(sum(len(s.ids) for s in strategy.shards())), "last")
     job.memory(strategy)

@@ -40,6 +40,8 @@ class Spending:
 
     def take(self) -> tuple[list[float], list[float]]:
         """CPU seconds and kernel launches of each window since the last call, of the whole job. Collective."""
+        if not self._windows:
+            return [], []
         mine = torch.tensor(self._windows, dtype=torch.float64).reshape(-1, 2)
         self._windows = []
         by_rank = self._ranks.by_rank(mine).reshape(-1, *mine.shape)

@@ -95,8 +95,9 @@ class Single(Strategy):
                 raster = op.raster_forward(kernels, splats, bins, camera, work, background=self.background)
                 self.occlusion.observe(view, raster, camera)
             with clock("loss"):
-                target = self.images.region(view, Rect.whole(camera), self.device)
-                mask = self.images.mask(view, Rect.whole(camera), self.device)
+                whole = Rect.whole(camera)
+                target = self.images.region(view, whole, self.device)
+                mask = self.images.mask(view, whole, self.device)
                 loss = op.l1_ssim(kernels, raster.colour, target, work, mask, ssim_weight=ctx.training.ssim_weight)
             with clock("raster_backward"):
                 partial = op.raster_backward(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -36,7 +37,7 @@ class LateStep:
         self.plan = plan
         self.rooms = rooms
         self.readback = readback
-        self.outcome: Outcome | None = None
+        self.outcome: Callable[[], Outcome] | None = None
 
 
 class LateSteps:
@@ -71,7 +72,7 @@ class LateSteps:
         def outcome() -> Outcome:
             self.settle()
             assert step.outcome is not None
-            return step.outcome
+            return step.outcome()
 
         return outcome
 
@@ -90,9 +91,7 @@ class LateSteps:
             self._idle.append(step.readback)
             for view, need in zip(step.plan.views, needs, strict=True):
                 self._rooms.learn(view, need.splats, need.instances)
-            visible = sum(need.splats - need.undrawn for need in needs)
-            mean = torch.tensor(sum(losses) / len(losses))
-            step.outcome = Outcome(mean, visible, sum(need.instances for need in needs))
+            step.outcome = partial(_outcome, needs, losses)
 
     def _redo(self, culprit: int, needs: Sequence[Need]) -> None:
         """All queued steps, exactly. culprit: the first view of the oldest step that set the flag."""
@@ -103,8 +102,15 @@ class LateSteps:
         self._idle += [step.readback for step in steps]
         self._rooms.overflow.zero_()  # Behind every kernel that is queued, before those to come.
         for step in steps:
-            step.outcome = self._again(step.plan)
+            done = self._again(step.plan)
+            step.outcome = partial(Outcome, done.loss, done.visible_gaussians, done.tile_instances)
         if need.splats <= room.splats and need.instances <= room.instances:
             self._rooms.refuse(view)  # Not for its size: for equal depths, which it will have again.
         else:
             self._rooms.grow(view, need.splats, need.instances)
+
+
+def _outcome(needs: Sequence[Need], losses: Sequence[float]) -> Outcome:
+    """What a step with these needs and losses of its views did; most are never asked for."""
+    visible = sum(need.splats - need.undrawn for need in needs)
+    return Outcome(torch.tensor(sum(losses) / len(losses)), visible, sum(need.instances for need in needs))

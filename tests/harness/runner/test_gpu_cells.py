@@ -56,6 +56,15 @@ def test_a_cell_on_one_gpu_has_energy_and_clocks_and_ranks_that_share_it_their_b
 
 
 @pytest.mark.gpu
+def test_the_host_of_one_gpu_is_timed_by_itself(tmp_path, monkeypatch):
+    gpus(1)
+    cases = "  - {name: one, strategy: single, batch: 1, scene: {city: small_aerial, gaussians: 1e4, views: 10}}\n"
+    (record,) = run(tmp_path, monkeypatch, cases).values()
+    (host,), (step,) = values(record, "host_seconds"), values(record, "step_seconds")
+    assert 0 < host < 10 * step
+
+
+@pytest.mark.gpu
 @pytest.mark.multigpu
 def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
     gpus(2)

@@ -283,7 +283,7 @@ def test_nvcc_is_found_in_cuda_home_and_on_the_path(monkeypatch: pytest.MonkeyPa
     assert machine_module.this_machine().nvcc
 
 
-@pytest.mark.parametrize("name", ["quickstart", "scaling", "kernels", "tail"])
+@pytest.mark.parametrize("name", ["quickstart", "scaling", "kernels", "tail", "small_scene"])
 @pytest.mark.parametrize("machine", [NO_GPU, replace(SERVER, gpus=8)])
 def test_the_suites_of_this_repository_plan_everywhere(name: str, machine: Machine) -> None:
     made = plan(Path(__file__).parents[3] / "suites" / f"{name}.yaml", machine=machine)
