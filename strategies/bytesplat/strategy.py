@@ -15,6 +15,7 @@ from strategies.bytesplat.pruning import Pruner, Sight, capacity, list_lengths
 from strategies.distribution.balance import Balance
 from strategies.distribution.gaussian_exchange import GaussianExchange
 from strategies.distribution.gaussian_level import GaussianLevel, Share
+from strategies.distribution.halo import halo_of_regions
 from strategies.distribution.regions import cut_regions
 from strategies.info import Options
 from strategies.randomness import uniform
@@ -44,11 +45,14 @@ class ByteSplat(GaussianLevel):
             self._prune(queue.views)
         views = queue.take(queue.peek(ctx.batch))
         regions = self._limited(views, self.balance.cut(views, [ctx.cameras[v] for v in views]))
-        shares = self._exchange_splats(views, regions, self.workspaces)
-        if self.options.raster == "fused":
-            self._raster_fused(shares)
+        shares, window = self._embark(views, regions, self.workspaces), self._window()
+        fused = self.options.raster == "fused"
+        halo = None if fused or window.kind == "l1" else halo_of_regions(regions, self.comm.rank)
+        self._depart(shares)
+        if fused:
+            self._raster_fused(shares, window)
         else:
-            self._raster(shares, regions, window=self._window())
+            self._raster(shares, halo, window)
         self._update(shares)
         with ctx.clock("rebalance"):
             self._count(shares)
@@ -62,9 +66,9 @@ class ByteSplat(GaussianLevel):
         shares = {"tiles_in_budget_share": fitting / tiles, "fused_tiles_share": fused / tiles} if tiles else {}
         return super().statistics() | shares
 
-    def _raster_fused(self, shares: Sequence[Share]) -> None:
+    def _raster_fused(self, shares: Sequence[Share], window: op.LossWindow) -> None:
         """Forward, loss and backward of this rank's tiles in one operator."""
-        kernels, weight, window = self.ctx.kernels, self.ctx.training.ssim_weight, self._window()
+        kernels, weight = self.ctx.kernels, self.ctx.training.ssim_weight
         for share in shares:
             with self.ctx.clock(share.passage.stage):
                 share.splats = share.passage.arrive()
@@ -110,7 +114,8 @@ class ByteSplat(GaussianLevel):
         """This rank's part of a view, its tiles shared out evenly."""
         camera = self.ctx.cameras[view]
         regions = cut_regions([camera], [torch.ones(camera.tiles)], self.comm.ranks, "block")
-        (share,) = self._exchange_splats([None], regions, [self.shared], stage="prune")
+        (share,) = shares = self._embark([None], regions, [self.shared], stage="prune")
+        self._depart(shares)
         received = share.passage.arrive()
         bins = op.bin_splats(self.ctx.kernels, received, camera, self.shared, share.tiles)
         return Sight(camera, share.passage, received, bins)

@@ -57,9 +57,11 @@ class Transfer:
 class Pending:
     """An exchange under way; `wait` returns what was received, once."""
 
-    def __init__(self, comm: Communicator, stage: str, transfer: Transfer, due: float = 0.0):
+    def __init__(
+        self, comm: Communicator, stage: str, transfer: Transfer, due: float = 0.0, started: float | None = None
+    ):
         self._comm, self._stage, self._transfer, self._due = comm, stage, transfer, due
-        self._started = comm.now()
+        self._started = comm.now() if started is None else started
 
     def wait(self) -> torch.Tensor:
         """The received rows, packed by source. Time spent here is exposed; what passed before it was hidden."""
@@ -129,9 +131,10 @@ class Communicator(ABC):
         self.ledger.add(stage, self.rank, [n * (row - padded) for n in send_counts], metadata, over_link)
         if padding:
             self.ledger.add_padding(stage, self.rank, [n * padded for n in send_counts], over_link)
+        started = self.now()
         due = self._paced(row, send_counts, receive_counts)
         transfer = self._exchange(stage, send.contiguous(), list(send_counts), list(receive_counts), terms)
-        return Pending(self, stage, transfer, due)
+        return Pending(self, stage, transfer, due, started)
 
     def counts(self, stage: str, send: torch.Tensor) -> Pending:
         """Each rank learns what the others will send it: send [ranks, k] int64; received [ranks, k], by source."""

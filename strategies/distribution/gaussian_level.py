@@ -16,7 +16,7 @@ from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, S
 from strategies.distribution.balance import Balance
 from strategies.distribution.exchange_options import ExchangeOptions
 from strategies.distribution.gaussian_exchange import GaussianExchange, Passage
-from strategies.distribution.halo import exchange_halo, halo_of_regions
+from strategies.distribution.halo import Halo, exchange_halo
 from strategies.distribution.migration import migrate
 from strategies.distribution.ownership import dealt_owners, owned_ids, random_owners
 from strategies.distribution.regions import Regions
@@ -75,7 +75,7 @@ class GaussianLevel(Strategy):
         # Hidden Gaussians are taken out of a view's splats by number, which the host must know.
         self.rooms = Rooms(self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
         self.lists = TileLists(ctx.kernels, self.device)
-        self.segment_time = SegmentTime(ctx.comm)
+        self.segment_time = SegmentTime(ctx.comm, options.balance == "measured")
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
         self._view_numbers = {id(camera): view for view, camera in enumerate(ctx.cameras)}
         self._redistribution = options.redistribute, options.redistribute_images
@@ -85,11 +85,13 @@ class GaussianLevel(Strategy):
         view = self._view_numbers.get(id(camera))
         view = view if view is not None and self.ctx.cameras[view] is camera else None
         regions = self.balance.cut([-1 if view is None else view], [camera])
-        (share,) = shares = self._exchange_splats([view], regions, [self.shared])
+        (share,) = shares = self._embark([view], regions, [self.shared])
+        self._depart(shares)
         self._composite(shares)
         self._put_in_order(shares)
         if view is not None:
             self.balance.learn_work([view], regions, [share.cost])
+        self.segment_time.take()  # A forward alone is not what a step's seconds are compared with.
         whole = self._gather_image(regions, share.raster.colour)
         return None if whole is None else whole.clamp(0, 1)
 
@@ -123,37 +125,43 @@ class GaussianLevel(Strategy):
         exchange.clear()
         return {"zero_gradient_share": zeros / records} if records else {}
 
-    def _exchange_splats(
+    def _embark(
         self,
         views: Sequence[int | None],
         regions: Regions,
         works: Sequence[Workspace],
         stage: str = "exchange_forward",
     ) -> list[Share]:
-        """Project this rank's Gaussians for every view and send each splat to the ranks whose tiles it touches.
+        """Project this rank's Gaussians for every view, and pack each splat for the ranks whose tiles it touches.
 
-        Nothing waits before all views are queued, so that the records of one cross while the next is projected.
+        Nobody waits: what the host does before `_depart` costs nothing as long as the device has this to do.
         """
         owners, rank = regions.owners(self.device), self.comm.rank
         shares = []
         for number, (view, camera, work) in enumerate(zip(views, regions.cameras, works, strict=True)):
-            tiles, limit = regions.of(rank, number, self.device), regions.limit(number)
+            own, limit = regions.segment(rank, number), regions.limit(number)
+            tiles = work.take("share.tiles", (len(own),), torch.int32)
+            torch.arange(own.start, own.stop, out=tiles)
             shares.append(Share(view, camera, tiles, owners[number], limit, work))
-            self._embark(shares[-1], self._room(view), stage)
+            self._pack(shares[-1], self._room(view), stage)
+        return shares
+
+    def _depart(self, shares: Sequence[Share]) -> None:
+        """Start the exchanges of records: one view's cross while the next is still projected."""
         for share in shares:
+            stage = share.passage.stage
             with self.ctx.clock(stage):
                 fits = share.passage.fits
             if not fits:
                 assert self.rooms is not None
                 self.rooms.overflow.zero_()
-                self._embark(share, None, stage)
+                self._pack(share, None, stage)
             with self.ctx.clock(stage):
                 share.passage.depart()
             if self.rooms is not None and share.view is not None:
                 self.rooms.learn(share.view, share.passage.needed, 0)
-        return shares
 
-    def _embark(self, share: Share, room: op.Room | None, stage: str) -> None:
+    def _pack(self, share: Share, room: op.Room | None, stage: str) -> None:
         """Splats of this rank's Gaussians, packed for the ranks that render them.
 
         What lies behind the limit of each of its tiles is left out of the view: neither sent nor moved.
@@ -207,27 +215,24 @@ class GaussianLevel(Strategy):
                 self._list(share)
                 self._raster_forward(share)
 
-    def _raster(
-        self,
-        shares: Sequence[Share],
-        regions: Regions,
-        halo: op.Halo = "exact",
-        window: op.LossWindow = op.WHOLE_IMAGE,
-    ) -> None:
-        """Forward, loss and backward of this rank's tiles, an operator each; gradients leave as they are made."""
+    def _raster(self, shares: Sequence[Share], halo: Halo | None, window: op.LossWindow = op.WHOLE_IMAGE) -> None:
+        """Forward, loss and backward of this rank's tiles, an operator each; gradients leave as they are made.
+
+        halo: the pixels that windows need from other ranks; None cuts windows, or they are such as need none.
+        """
         kernels, weight = self.ctx.kernels, self.ctx.training.ssim_weight
+        whole = halo is not None or window.kind != "exact"
         self._composite(shares)
-        needs_halo = halo == "exact" and window.kind != "l1"
-        pixels = halo_of_regions(regions, self.comm.rank) if needs_halo else None
         self._put_in_order(shares)
         with self.ctx.clock("exchange_loss"):
-            if pixels is not None:
-                exchange_halo(self.comm, "exchange_loss", pixels, [share.raster.colour for share in shares])
+            if halo is not None:
+                exchange_halo(self.comm, "exchange_loss", halo, [share.raster.colour for share in shares])
         for share in shares:
             camera, work, image = share.camera, share.work, share.raster.colour
             with self._segment("loss", weight=2.0):
                 target, mask = self._truth(share)
-                loss = op.l1_ssim(kernels, image, target, work, mask, share.tiles, halo, weight, window)
+                reach: op.Halo = "exact" if whole else "none"
+                loss = op.l1_ssim(kernels, image, target, work, mask, share.tiles, reach, weight, window)
                 share.loss = loss.value.clone()
             with self._segment("raster_backward"):
                 gradients = op.raster_backward(

@@ -40,10 +40,10 @@ class Regions:
         hi = min(self.cuts[rank + 1], self.tiles[view + 1]) - self.tiles[view]
         return range(lo, max(lo, hi))
 
-    def of(self, rank: int, view: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    def of(self, rank: int, view: int) -> torch.Tensor:
         """The same as a tensor, [k] int32 ascending."""
         tiles = self.segment(rank, view)
-        return torch.arange(tiles.start, tiles.stop, dtype=torch.int32, device=device)
+        return torch.arange(tiles.start, tiles.stop, dtype=torch.int32)
 
     def rectangles(self, rank: int, view: int) -> list[Rect]:
         """The same as rectangles of pixels in the image, at most three: part of a row, whole rows, part of a row."""

@@ -11,10 +11,13 @@ from strategies.distribution.communicator import Communicator
 
 
 class SegmentTime:
-    """Adds up weighted stages; on a GPU by events in its queue, so that nobody waits before the seconds are wanted."""
+    """Adds up weighted stages; on a GPU by events in its queue, so that nobody waits before the seconds are asked for.
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
+    wanted: False measures nothing.
+    """
+
+    def __init__(self, comm: Communicator, wanted: bool = True) -> None:
+        self._comm, self._wanted = comm, wanted
         self._on_gpu = comm.device.type == "cuda"
         self._seconds = 0.0
         self._spans: list[tuple[float, torch.cuda.Event, torch.cuda.Event]] = []
@@ -22,6 +25,9 @@ class SegmentTime:
     @contextmanager
     def stage(self, weight: float = 1.0) -> Iterator[None]:
         """Inside, nothing waits for other ranks."""
+        if not self._wanted:
+            yield
+            return
         if not self._on_gpu:
             began = self._comm.now()
             yield

@@ -6,6 +6,7 @@ from strategies.base import Context, GaussianSource, ImageSource, StepReport
 from strategies.distribution.balance import Balance
 from strategies.distribution.gaussian_exchange import GaussianExchange
 from strategies.distribution.gaussian_level import GaussianLevel
+from strategies.distribution.halo import halo_of_regions
 from strategies.grendel.info import GrendelOptions
 from strategies.info import Options
 from strategies.views import ViewQueue
@@ -25,8 +26,10 @@ class Grendel(GaussianLevel):
     def step(self, queue: ViewQueue) -> StepReport:
         views = queue.take(queue.peek(self.ctx.batch))
         regions = self._limited(views, self.balance.cut(views, [self.ctx.cameras[v] for v in views]))
-        shares = self._exchange_splats(views, regions, self.workspaces)
-        self._raster(shares, regions, self.options.ssim_halo)
+        shares = self._embark(views, regions, self.workspaces)
+        halo = halo_of_regions(regions, self.comm.rank) if self.options.ssim_halo == "exact" else None
+        self._depart(shares)
+        self._raster(shares, halo)
         self._update(shares)
         with self.ctx.clock("rebalance"):
             self._learn(views, regions, shares)

@@ -112,3 +112,14 @@ def test_time_is_weighted_and_begins_anew():
         return first(), time.take()()
 
     assert VirtualWorld(1).run(main) == [(5.0, 1.0)]
+
+
+def test_time_that_nobody_wants_is_not_measured():
+    def main(comm: Communicator):
+        time = SegmentTime(comm, wanted=False)
+        comm.now = lambda: 1 / 0
+        with time.stage():
+            pass
+        return time.take()()
+
+    assert VirtualWorld(1).run(main) == [0.0]
