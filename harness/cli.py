@@ -15,6 +15,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from harness.errors import EXIT_INTERRUPTED, EXIT_USAGE, UserError
+from harness.evidence.commands import register
 from harness.origin import check_origin
 from strategies.info import BrokenPluginError
 
@@ -65,6 +66,13 @@ class Kind(StrEnum):
     presets = "presets"
     metrics = "metrics"
     options = "options"
+
+
+class Document(StrEnum):
+    """What `schema` describes."""
+
+    suite = "suite"
+    record = "record"
 
 
 SuiteFile = Annotated[Path, typer.Argument(metavar="SUITE", help="The suite's YAML file.")]
@@ -130,12 +138,19 @@ def plan(
 def show(
     cell: Annotated[str, typer.Argument(metavar="CELL", help="A cell's id or its beginning, or its name.")],
     out: Annotated[Path | None, typer.Option(help="Folder of records; results/runs by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: a list of its records.")] = False,
 ) -> None:
     """Show a cell's configuration, the command that repeats it, and the end of its log."""
     from harness.api import RUNS
     from harness.records.show import describe, find
+    from harness.records.store import read_record
 
-    for folder in find(out or RUNS, cell):
+    folders = find(out or RUNS, cell)
+    if as_json:
+        found = [read_record(folder).model_dump(mode="json", by_alias=True) for folder in folders]
+        print(json.dumps(found, indent=1))
+        return
+    for folder in folders:
         Console().print(describe(folder))
 
 
@@ -167,6 +182,30 @@ def build(
         print(build_kernels(arch).library)
     except BuildError as error:
         raise UserError(str(error)) from None
+
+
+@app.command()
+def doctor(
+    suite: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Exit 2 if its cells need what is not here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object.")] = False,
+) -> None:
+    """Look at this machine: GPUs, links, counters, compilers, versions, and what would disturb measurements."""
+    from harness.doctor import WIDTH, examine, tables
+    from harness.doctor import as_json as examined
+    from harness.suite.plan import plan as make_plan
+
+    found = examine(None if suite is None else make_plan(suite))
+    if as_json:
+        print(json.dumps(examined(found), indent=1))
+    else:
+        console = Console()
+        console.width = min(console.width, WIDTH)
+        for renderable in tables(found):
+            console.print(renderable)
+    if found.unmet:
+        raise typer.Exit(EXIT_USAGE)
 
 
 @scene_app.command("info")
@@ -211,6 +250,9 @@ def new_strategy(
     print(write(name, out))
 
 
+register(app)
+
+
 @app.command("list")
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
@@ -228,6 +270,14 @@ def list_(
     else:
         table = known_things(kind)
     Console().print(table)
+
+
+@app.command()
+def schema(kind: Annotated[Document, typer.Argument(help="Of what.")]) -> None:
+    """Print the JSON Schema of suites, for editors, or of records, for other programs."""
+    from harness.suite.json_schema import record_schema, suite_schema
+
+    print(json.dumps(suite_schema() if kind is Document.suite else record_schema(), indent=1))
 
 
 def budget_seconds(text: str) -> float:

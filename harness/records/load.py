@@ -47,11 +47,25 @@ def load(*folders: Path | str) -> pandas.DataFrame:
     A record that measured nothing (skipped, failed) is one row whose metric is null. A folder without records gives
     an empty frame. UserError when a folder does not exist or a record is damaged.
     """
+    return table_of(record for _, record in records(*folders))
+
+
+def table_of(found: Iterable[Record]) -> pandas.DataFrame:
+    """As `load`, of records that are at hand."""
     import pandas
 
-    rows = [row for _, record in records(*folders) for row in _rows(record)]
-    frame = pandas.DataFrame(rows, columns=COLUMNS, dtype=object)
-    return frame.astype({column: _dtype(column) for column in COLUMNS})
+    # A list a column: a mapping a row would hold all that rows have in common as many times.
+    columns: dict[str, list[Any]] = {column: [] for column in COLUMNS}
+    for record in found:
+        common = _common(record)
+        measurements = record.result.measurements if record.result else []
+        for column, values in columns.items():
+            if column in common:
+                values += [common[column]] * max(1, len(measurements))
+            else:
+                values += [getattr(measurement, column) for measurement in measurements] or [None]
+    series = {name: pandas.Series(values, dtype=object).astype(_dtype(name)) for name, values in columns.items()}
+    return pandas.DataFrame(series, columns=COLUMNS)
 
 
 def _dtype(column: str) -> Any:
@@ -65,14 +79,6 @@ def _dtype(column: str) -> Any:
         return "float64"
     # Before pandas 3 its strings turn None into "None" or comparisons into null; plain objects do neither.
     return "str" if int(pandas.__version__.split(".")[0]) >= 3 else object
-
-
-def _rows(record: Record) -> list[dict[str, Any]]:
-    common = _common(record)
-    measurements = record.result.measurements if record.result else []
-    if not measurements:
-        return [common]
-    return [common | measurement.model_dump() for measurement in measurements]
 
 
 def _common(record: Record) -> dict[str, Any]:

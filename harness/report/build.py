@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from harness.records.load import load
+from harness.records.load import table_of
 from harness.report import drawing, frames
 from harness.report.html import render_html
 from harness.report.markdown import render_markdown
@@ -32,7 +32,7 @@ def build_report(folders: list[Path], out: Path) -> Path:
             (fresh / HTML).write_text(render_html(page), encoding="utf-8")
             _write_plots(page, fresh / PLOTS)
         (fresh / MARKDOWN).write_text(render_markdown(page), encoding="utf-8")
-        load(*folders).to_csv(fresh / TABLE, index=False, lineterminator="\n")
+        table_of(results.every).to_csv(fresh / TABLE, index=False, lineterminator="\n")
         _move(fresh, out)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

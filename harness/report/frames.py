@@ -33,7 +33,7 @@ class Results:
     records: by the number that `record` columns hold. cells: one row a cell, in the report's order, with `label`,
     `title` (of its group) and its headline values. measurements: one row a measurement (columns of Measurement,
     `record`, `cell`), each metric by one statistic and source. samples: raw values with the same two keys.
-    superseded: number of records left out because a newer one of the same cell exists.
+    superseded: number of records left out because a newer one of the same cell exists. every: those too.
     """
 
     records: dict[int, tuple[Path, Record]]
@@ -41,6 +41,7 @@ class Results:
     measurements: pd.DataFrame
     samples: pd.DataFrame
     superseded: int
+    every: tuple[Record, ...] = ()
 
     def of_cells(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a frame with a `cell` column, joined with the cell's label, title and axes, in report order."""
@@ -79,7 +80,14 @@ def read(folders: list[Path]) -> Results:
     chosen = {int(number): found[number][1:] for number in kept["record"]}
     measurements = _measurements(kept, chosen)
     raw = _samples(kept, chosen)
-    return Results(chosen, headlines(kept, measurements, raw), measurements, raw, len(found) - len(kept))
+    return Results(
+        chosen,
+        headlines(kept, measurements, raw),
+        measurements,
+        raw,
+        len(found) - len(kept),
+        tuple(record for _, _, record in found),
+    )
 
 
 def _row(record: Record) -> dict[str, Any]:

@@ -87,13 +87,14 @@ def cell_labels(cells: pd.DataFrame) -> pd.Series:
             if name:
                 parts[i].append(str(name))
         for field in _TELLING:
+            values = group[field].to_dict()
             alike: dict[str, list[Any]] = {}
             for i, words in parts.items():
                 alike.setdefault(" · ".join(words), []).append(i)
             for rows in alike.values():
-                if group.loc[rows, field].nunique(dropna=False) > 1:
+                if len({values[i] for i in rows}) > 1:
                     for i in rows:
-                        parts[i].append(_described(field, group.loc[i, field]))
+                        parts[i].append(_described(field, values[i]))
         texts = pd.Series({i: " · ".join(words) for i, words in parts.items()})
         twins = texts.duplicated(keep=False)
         labels.loc[texts.index] = texts.where(~twins, texts + " · " + group["cell_id"].str[:6])
@@ -122,18 +123,19 @@ def variants(cells: pd.DataFrame) -> pd.Series:
 
 def group_titles(cells: pd.DataFrame) -> pd.Series:
     """The title of each row's group: scene, size and batch, and whatever else differs between the groups."""
+    scenarios, machines = cells["scenario"].nunique(), cells["machine"].nunique()
 
     def title(row: pd.Series) -> str:
         words = [str(row["scene"])]
         if row["gaussians"]:
             words.append(f"{count(row['gaussians'])} Gaussians")
         words += [size(row["width"], row["height"]), f"batch {row['batch']}"]
-        if cells["scenario"].nunique() > 1:
+        if scenarios > 1:
             words.insert(0, str(row["scenario"]))
-        if cells["machine"].nunique() > 1:
+        if machines > 1:
             words.append(str(row["machine"]))
         if row["stand_in"]:
             words.append("CPU-size scene")
         return " · ".join(words)
 
-    return cells.apply(title, axis=1).astype("str") if len(cells) else pd.Series(dtype="str")
+    return cells.apply(title, axis=1).astype("str")

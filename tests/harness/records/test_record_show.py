@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from io import StringIO
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from harness.cli import app
 from harness.errors import UserError
 from harness.records.schema import Measurement, WorkerResult
 from harness.records.show import continued, describe, find
@@ -74,3 +77,10 @@ def test_the_log_beside_a_record_without_a_tail_is_shown(tmp_path, save):
     text = shown(folder)
     assert "line 99" in text
     assert "line 59" not in text
+
+
+def test_programs_are_given_the_records(tmp_path, save):
+    save(tmp_path / "1", cell_id="abc123abc123", repeat=0)
+    save(tmp_path / "2", cell_id="abc123abc123", repeat=1)
+    done = CliRunner().invoke(app, ["show", "abc", "--out", str(tmp_path), "--json"])
+    assert [record["repeat"] for record in json.loads(done.stdout)] == [0, 1]

@@ -1,0 +1,1 @@
+"""From records to decisions: comparison, regression gates, history, verdicts on published claims."""

@@ -1,0 +1,46 @@
+"""Claims and their verdicts as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from harness.evidence.claim_verdicts import Tested
+from harness.evidence.sheet import Sheet
+from harness.report.quantities import number
+
+
+def claims_sheet(suite: str, tested: Sequence[Tested]) -> Sheet:
+    rows, data = [], []
+    for one in tested:
+        claim = one.claim
+        said = "; ".join(part for part in (claim.says, one.machine, one.reason) if part)
+        rows.append([claim.id, number(claim.published), number(one.found), str(one.verdict), said])
+        data.append(
+            {
+                "id": claim.id,
+                "system": claim.system,
+                "says": claim.says,
+                "metric": claim.metric,
+                "published": claim.published,
+                "found": one.found,
+                "verdict": str(one.verdict),
+                "reason": one.reason,
+                "machine": one.machine,
+                "commit": one.commit,
+                "tested_by": claim.fate,
+            }
+        )
+    verdicts = Counter(str(one.verdict) for one in tested)
+    return Sheet(
+        title=f"claims of {suite}",
+        columns=("claim", "published", "found", "verdict", "what is said; where, and why"),
+        rows=rows,
+        right=frozenset({"published", "found"}),
+        below=[
+            ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "No claims.",
+            "Reproduced: at least 90 % of the effect (logarithms of ratios), partly: 50 %. Authors' figures are of "
+            "their hardware and scenes.",
+        ],
+        data=data,
+    )
