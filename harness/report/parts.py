@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from harness.report.quantities import NONE
 
-MOST_GROUPS = 4
+MOST_GROUPS = 6
 """Most groups of cells a section draws; the others are in its tables, or in measurements.csv."""
 
 _FOLDED_ROWS = 14
