@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,9 +65,9 @@ def other(against: str) -> Iterator[Tree]:
     revision = resolved(against)
     with tempfile.TemporaryDirectory(prefix="splat-harness-") as place:
         root = Path(place)
-        archive = _git("archive", "--format=tar", revision, "--", *LAYERS)
-        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-            tar.extractall(root, filter="data")
+        archive = _git("archive", "--format=zip", revision, "--", *LAYERS)
+        with zipfile.ZipFile(io.BytesIO(archive.stdout)) as packed:
+            packed.extractall(root)
         yield Tree(against, root, revision[:12])
 
 
