@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A job that a shell started in the background ignores Ctrl-C, and so would the processes that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PHOTO_SCENES = Path(__file__).parents[2] / "shared" / "data"
 """Real photographs beside the checkout; they are never part of it."""
