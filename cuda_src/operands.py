@@ -41,11 +41,6 @@ class LossWindow:
 WHOLE_IMAGE = LossWindow()
 
 
-def _back_end(name: str) -> ModuleType:
-    """The back end of that name, as sys.modules has it now; looked up at every operator, by several threads at once."""
-    return importlib.import_module(f"cuda_src.{name}")
-
-
 @dataclass(frozen=True)
 class KernelSet:
     """Which kernels compute: back end x convention x footprint x precision.
@@ -77,14 +72,15 @@ class KernelSet:
 
     @property
     def module(self) -> ModuleType:
-        return _back_end(self.backend)
+        """The back end, as sys.modules has it now; looked up at every operator, by several threads at once."""
+        return importlib.import_module(f"cuda_src.{self.backend}")
 
     @property
     def called(self) -> ModuleType:
         """The back end's module, for a call that counts as a launch; those of the CUDA library count themselves."""
         if self.backend != "compiled":
             launches.count()
-        return _back_end(self.backend)
+        return self.module
 
     @property
     def moves_at_once(self) -> bool:

@@ -2,7 +2,7 @@
 // cells that each can reach, each half warp's own list of them, and alpha.
 //
 // Splats are small: 20 pixels each in a large scene. So half a warp renders a cell of 4 x 4 pixels and walks its own
-// list, which takes a warp 24 % fewer evaluations than a list for all its 8 x 4 pixels.
+// list, which takes a warp a quarter to a third fewer evaluations than a list for all its 8 x 4 pixels.
 #pragma once
 
 #include "approximate.cuh"

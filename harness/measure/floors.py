@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from cuda_src.layout import BOUND, GRADIENT, GROUP, PARAMETERS, RECORD
 from cuda_src.workload import Workload
 
-REAL, ROW_NUMBER, ID, SPLAT_NUMBER, SLOT, START = 4, 8, 8, 4, 8, 8
+REAL, ROW_NUMBER, ID, SPLAT_NUMBER, START = 4, 8, 8, 4, 8
 """Bytes of a float32, and of the integers of Splats and Bins."""
 
 ROW = PARAMETERS * REAL

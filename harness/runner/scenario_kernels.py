@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cuda_src.workload import COUNTED
 from harness.measure.clock import synchronize
 from harness.measure.floors import OPERATORS, Rates, Work, floor_seconds
 from harness.measure.nvml import NoNvmlError, Nvml, cuda_uuid
@@ -92,17 +93,7 @@ def operators(
     return works, {view: {name: floor_seconds(name, work, rates) for name in in_step} for view, work in works.items()}
 
 
-COUNTED_METRICS = (
-    "instances_forward",
-    "instances_backward",
-    "blended_pairs",
-    "evaluations_forward",
-    "evaluations_backward",
-    "evaluations_blending",
-    "cells_forward",
-    "cells_backward",
-    "active_lanes",
-)
+COUNTED_METRICS = (*COUNTED, "active_lanes")
 """Counts of a view that become metrics of the same names; visible Gaussians and instances are throughput's."""
 
 

@@ -75,8 +75,10 @@ def one_pass(job: Job, strategy: Strategy, queue: ViewQueue, views: int) -> tupl
 
     def train() -> list[StepReport]:
         reports: list[StepReport] = []
-        while sum(r.images for r in reports) < views:
+        images = 0
+        while images < views:
             reports.append(strategy.step(queue))
+            images += reports[-1].images
         strategy.settle()
         return reports
 

@@ -17,10 +17,11 @@ from matplotlib.patches import Rectangle
 from cuda_src import layout
 from cuda_src import operators as op
 from cuda_src.camera import Camera
+from cuda_src.exchange import SENT_GRADIENTS
 from cuda_src.workspace import Workspace
 from strategies.distribution.codec import nonzero_rows
 from strategies.distribution.codec_bits import pack_bits
-from strategies.distribution.gaussian_exchange import BACKWARD_BYTES, GRADIENTS_SENT
+from strategies.distribution.gaussian_exchange import BACKWARD_BYTES
 
 RECORDS = 56
 SENT, ZERO, BIT = "#4477aa", "#dddddd", "#ee6677"
@@ -28,7 +29,7 @@ KERNELS = op.KernelSet("reference")
 
 
 def partial_gradients() -> torch.Tensor:
-    """Gradients of the splats of a view of a wall and of what it hides, [RECORDS, GRADIENTS_SENT]."""
+    """Gradients of the splats of a view of a wall and of what it hides, [RECORDS, SENT_GRADIENTS]."""
     generator = torch.Generator().manual_seed(4)
     parameters = torch.zeros(RECORDS, layout.PARAMETERS)
     parameters[:, layout.MEAN] = torch.randn(RECORDS, 3, generator=generator) * torch.tensor([0.8, 0.5, 0.6])
@@ -45,7 +46,7 @@ def partial_gradients() -> torch.Tensor:
     bins = op.bin_splats(KERNELS, splats, camera, work)
     raster = op.raster_forward(KERNELS, splats, bins, camera, work)
     upstream = torch.randn(64, 96, 3, generator=generator)
-    return op.raster_backward(KERNELS, splats, bins, raster, camera, upstream, work)[:, :GRADIENTS_SENT]
+    return op.raster_backward(KERNELS, splats, bins, raster, camera, upstream, work)[:, :SENT_GRADIENTS]
 
 
 def cell(axes: Axes, x: float, y: float, colour: str, width: float = 1.0, height: float = 1.0) -> None:
@@ -61,9 +62,9 @@ def draw(path: Path) -> None:
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     dense, code = figure.subplots(2, 1, sharex=True)
     for record in range(count):
-        for value in range(GRADIENTS_SENT):
+        for value in range(SENT_GRADIENTS):
             cell(dense, record, value, SENT if rows[record, value] != 0 else ZERO)
-    dense.set_ylim(GRADIENTS_SENT, 0)
+    dense.set_ylim(SENT_GRADIENTS, 0)
     dense.set_title(
         f"dense: {count} records x {BACKWARD_BYTES} B = {count * BACKWARD_BYTES} B, "
         f"{count - int(kept.sum())} of them exactly zero (grey)",
@@ -76,9 +77,9 @@ def draw(path: Path) -> None:
                 cell(code, 8 * byte + bit, 0, BIT if value >> bit & 1 else ZERO)
         code.text(8 * byte + 4, -0.4, f"{value:02x}", ha="center", fontsize=7, family="monospace")
     for place in range(int(kept.sum())):
-        for value in range(GRADIENTS_SENT):
+        for value in range(SENT_GRADIENTS):
             cell(code, place, 2 + value, SENT)
-    code.set_ylim(2 + GRADIENTS_SENT, -1.6)
+    code.set_ylim(2 + SENT_GRADIENTS, -1.6)
     code.set_title(
         f"bitmap: {len(packed)} B of bits (red: 1) and {int(kept.sum())} records "
         f"= {len(packed) + int(kept.sum()) * BACKWARD_BYTES} B",

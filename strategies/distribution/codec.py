@@ -24,7 +24,7 @@ STAGE = "exchange_backward"
 class Outgoing:
     """What a rank sends back.
 
-    rows: [n, GRADIENTS_SENT] real, by destination, then view. counts: [ranks, views] int64, rows of each group. views:
+    rows: [n, SENT_GRADIENTS] real, by destination, then view. counts: [ranks, views] int64, rows of each group. views:
     view number of each column. ids: [n] int64, stable ids of the rows' Gaussians.
     """
 
@@ -45,7 +45,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Incoming:
-    """What came back: rows [m, GRADIENTS_SENT], and the positions [m] they have among all that were awaited.
+    """What came back: rows [m, SENT_GRADIENTS], and the positions [m] they have among all that were awaited.
 
     positions: ascending; None where all of them came.
     """

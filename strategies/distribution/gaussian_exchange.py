@@ -28,7 +28,7 @@ from cuda_src.exchange import (
     wire_width,
 )
 from cuda_src.layout import GRADIENT, GRADIENT_STRIDE, RECORD
-from cuda_src.operators import Bins, KernelSet, Splats
+from cuda_src.operators import KernelSet, Splats
 from cuda_src.workspace import Workspace
 from strategies.distribution.codec import CODECS, Incoming, Outgoing
 from strategies.distribution.communicator import Communicator, Terms
@@ -37,24 +37,10 @@ FORWARD_BYTES = 44
 """mean2D 2, conic 3, opacity 1, colour 3, depth and radius: 11 float32."""
 BACKWARD_BYTES = 36
 """Gradients of the first nine, zeros included."""
-GRADIENTS_SENT = SENT_GRADIENTS
 PADDED_RECORD = 16
 """64 B, so that scattered access to records runs at the link's rate; the id lies in the padding."""
 _SPARE_RECORDS = 4
 """Room on the wire at a view's first visit: for every splat once, and for one in so many, at a border, once more."""
-
-
-def touched_ranks(bins: Bins, owner: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs (rank, splat) of which the rank's tiles hold the splat, sorted: two [n] int64 tensors.
-
-    bins: over all tiles of the view. owner: rank of each tile, [tiles].
-    """
-    lengths = bins.starts[1:] - bins.starts[:-1]
-    rank_of_instance = owner.to(bins.tiles.device)[bins.tiles.long()].repeat_interleave(lengths)
-    assert bins.splat_starts is not None  # Views are listed without rooms here.
-    splats = max(1, len(bins.splat_starts) - 1)
-    pairs = torch.unique(rank_of_instance * splats + bins.splat.long())
-    return pairs // splats, pairs % splats
 
 
 class GaussianExchange:
@@ -180,7 +166,7 @@ class Passage:
         """
         exchange = self._exchange
         hole = NO_HOLE if exchange.codec.moves_own else self._hole
-        rows = self._work.take("exchange.returned", (sum(self._from), GRADIENTS_SENT), gradients.dtype)
+        rows = self._work.take("exchange.returned", (sum(self._from), SENT_GRADIENTS), gradients.dtype)
         pack_gradients(exchange.kernels, gradients, hole, rows, exchange.counted_zeros)
         exchange.records += len(rows)
         self._gradients = None if exchange.codec.moves_own else gradients
@@ -230,11 +216,11 @@ class Passage:
         """Rows of all records that were sent, zeros for those that a codec left out."""
         if incoming.positions is None:
             return incoming.rows
-        shape = sum(self._to), GRADIENTS_SENT
+        shape = sum(self._to), SENT_GRADIENTS
         return self._work.zeros("exchange.sparse", shape, incoming.rows.dtype).index_copy_(
             0, incoming.positions, incoming.rows
         )
 
 
 assert FORWARD_BYTES == 4 * RECORD
-assert BACKWARD_BYTES == 4 * GRADIENTS_SENT
+assert BACKWARD_BYTES == 4 * SENT_GRADIENTS

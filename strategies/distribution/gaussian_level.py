@@ -83,7 +83,6 @@ class GaussianLevel(Strategy):
 
     def render(self, camera: Camera) -> torch.Tensor | None:
         view = self._view_numbers.get(id(camera))
-        view = view if view is not None and self.ctx.cameras[view] is camera else None
         regions = self.balance.cut([-1 if view is None else view], [camera])
         (share,) = shares = self._embark([view], regions, [self.shared])
         self._depart(shares)

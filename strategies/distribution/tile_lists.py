@@ -25,6 +25,7 @@ class TileLists:
         self._unordered = torch.zeros(1, dtype=torch.int32, device=device)
         self._exact: set[int] = set()
         self._asked: list[tuple[int, torch.Tensor]] = []
+        self._idle: list[torch.Tensor] = []
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
     def list(
@@ -46,7 +47,9 @@ class TileLists:
         room = Room(splats.count, instances, self._unordered)
         splats = replace(splats, live=live, overflow=self._unordered)
         bins = bin_splats(kernels, splats, camera, work, tiles, depth_limit=depth_limit, room=room)
-        flag = torch.empty(1, dtype=torch.int32, pin_memory=self._copied is not None)
+        flag = (
+            self._idle.pop() if self._idle else torch.empty(1, dtype=torch.int32, pin_memory=self._copied is not None)
+        )
         flag.copy_(self._unordered, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
@@ -60,6 +63,7 @@ class TileLists:
         if self._copied is not None:
             self._copied.synchronize()
         found = {view for view, flag in self._asked if int(flag)}
+        self._idle += [flag for _, flag in self._asked]
         self._asked.clear()
         if found:
             self._unordered.zero_()

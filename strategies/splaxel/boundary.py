@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from cuda_src.exchange import SENT_GRADIENTS
 from cuda_src.layout import GRADIENT
 from cuda_src.operators import Splats
 from strategies.distribution.communicator import Communicator
-from strategies.distribution.gaussian_exchange import GRADIENTS_SENT
 
 STAGE = "exchange_boundary"
 
@@ -71,7 +71,7 @@ def return_gradients(comm: Communicator, copies: Copies, gradients: Sequence[tor
     """
     views, ranks = range(len(gradients)), range(comm.ranks)
     own = [len(s.rows) for s in copies.splats]
-    parts = [gradients[v][own[v] :, :GRADIENTS_SENT].split(copies.received[v]) for v in views]
+    parts = [gradients[v][own[v] :, :SENT_GRADIENTS].split(copies.received[v]) for v in views]
     send = torch.cat([parts[v][r] for r in ranks for v in views])
     to = [sum(copies.received[v][r] for v in views) for r in ranks]
     lengths = [len(copies.sent[v][r]) for r in ranks for v in views]
@@ -80,8 +80,8 @@ def return_gradients(comm: Communicator, copies: Copies, gradients: Sequence[tor
     totals = [g[:n].clone() for g, n in zip(gradients, own, strict=True)]
     for r in ranks:
         for v in views:
-            totals[v][:, :GRADIENTS_SENT].index_add_(0, copies.sent[v][r], came[r * len(gradients) + v])
+            totals[v][:, :SENT_GRADIENTS].index_add_(0, copies.sent[v][r], came[r * len(gradients) + v])
     return totals
 
 
-assert GRADIENT > GRADIENTS_SENT
+assert GRADIENT > SENT_GRADIENTS

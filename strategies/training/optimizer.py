@@ -58,14 +58,13 @@ class RowAdam:
         """
         training = self._training
         rules = training.beta1, training.beta2, training.epsilon
-        tables = gaussians.parameters, gaussians.moment1, gaussians.moment2
         rates = column_rates(training, self._extent, images_seen)
         if self._seen:
             if self._rows:
                 raise ValueError("the views of a step are given by splat or by row, not both")
             project_backward_adam(
                 self._kernels,
-                *tables,
+                *gaussians.tables,
                 self._seen,
                 self._degree,
                 self._workspace,
@@ -88,7 +87,7 @@ class RowAdam:
         # Sent without waiting for what the device still does.
         rates = rates.to(self._kernels.dtype).to(gaussians.parameters.device, non_blocking=True)
         bounds = gaussians.bounds(self._kernels)
-        adam_rows(self._kernels, *tables, rows, gradients, views, rates, images_seen, *rules)
+        adam_rows(self._kernels, *gaussians.tables, rows, gradients, views, rates, images_seen, *rules)
         if bounds is not None:
             widen_groups(self._kernels, gaussians.parameters, rows, bounds)
 

@@ -10,8 +10,8 @@ import torch
 from cuda_src.operators import Bins, Room
 
 MARGIN_SHARE = 32
-"""A room exceeds the last need by one part in so many. Sorts run over the whole room, so 3 % costs 0.01 of 8 ms at 20 M
-Gaussians; a room too small costs two steps. Between two visits a view's counts move by a percent or two."""
+"""A room exceeds the last need by one part in so many. Sorts run over the whole room and take 3 % longer for it; a room
+too small costs two steps."""
 MARGIN = 1024
 """And by so many, for views of few splats: one densified cluster may double them."""
 
@@ -35,33 +35,26 @@ class Rooms:
     def __init__(self, device: torch.device) -> None:
         self.overflow = torch.zeros(1, dtype=torch.int32, device=device)
         self._needs: dict[int, tuple[int, int]] = {}
-        self._rooms: dict[int, Room] = {}
         self._refused: set[int] = set()
 
     def of(self, views: Iterable[int]) -> list[Room] | None:
         """A room for each view; None if one of them has no visit to learn from, or is refused."""
         rooms = []
         for view in views:
-            room = self._rooms.get(view)
-            if room is None or view in self._refused:
+            need = self._needs.get(view)
+            if need is None or view in self._refused:
                 return None
-            rooms.append(room)
+            rooms.append(Room(_with_margin(need[0]), _with_margin(need[1]), self.overflow))
         return rooms
 
     def learn(self, view: int, splats: int, instances: int) -> None:
-        """What a visit of the view needed. Its room stays while it fits, as kernels keep what they prepared for it."""
-        needs = splats, instances
-        if self._needs.get(view) == needs:
-            return
-        self._needs[view] = needs
-        room = self._rooms.get(view)
-        if room is None or not (_fits(room.splats, splats) and _fits(room.instances, instances)):
-            self._rooms[view] = Room(_with_margin(splats), _with_margin(instances), self.overflow)
+        """What a visit of the view needed."""
+        self._needs[view] = splats, instances
 
     def grow(self, view: int, splats: int, instances: int) -> None:
         """What the view needed is at least so much: with splats that are not drawn, which exact counts leave out."""
         known = self._needs.get(view, (0, 0))
-        self.learn(view, max(known[0], splats), max(known[1], instances))
+        self._needs[view] = max(known[0], splats), max(known[1], instances)
 
     def refuse(self, view: int) -> None:
         """The view overflows whatever its room: it keeps exact steps."""
@@ -70,22 +63,11 @@ class Rooms:
     def clear(self) -> None:
         """Forget every view: the Gaussians are others now."""
         self._needs.clear()
-        self._rooms.clear()
         self._refused.clear()
 
 
-def _margin(need: int) -> int:
-    return need // MARGIN_SHARE + MARGIN
-
-
 def _with_margin(need: int) -> int:
-    return need + _margin(need)
-
-
-def _fits(room: int, need: int) -> bool:
-    """Three quarters of the margin are left, and not more than two margins."""
-    margin = _margin(need)
-    return 3 * margin <= 4 * (room - need) <= 8 * margin
+    return need + need // MARGIN_SHARE + MARGIN
 
 
 class Readback:

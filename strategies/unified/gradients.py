@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from cuda_src.camera import TILE
+from cuda_src.exchange import SENT_GRADIENTS
 from cuda_src.layout import GRADIENT
 from cuda_src.operators import Bins, Raster
-from strategies.distribution.gaussian_exchange import BACKWARD_BYTES, GRADIENTS_SENT
+from strategies.distribution.gaussian_exchange import BACKWARD_BYTES
 from strategies.distribution.ledger import Ledger
 from strategies.unified.arenas import Arena
 from strategies.unified.frames import Frames
@@ -52,14 +53,14 @@ class GradientReturn(ABC):
 
     def _add(self, totals: torch.Tensor, view: int, owner: int, place: int, rows: torch.Tensor) -> None:
         """Add one place's rows, which lie in the order of the owner's slots there."""
-        totals[:, :GRADIENTS_SENT].index_add_(0, self.route.owners[owner].sent[view][place], rows[:, :GRADIENTS_SENT])
+        totals[:, :SENT_GRADIENTS].index_add_(0, self.route.owners[owner].sent[view][place], rows[:, :SENT_GRADIENTS])
 
 
 class Push(GradientReturn):
     """Gradients take the place of the records in the inbox; owners read their slots, remotely and in order."""
 
     def leave(self, view: int, place: int, gradients: torch.Tensor) -> None:
-        self.route.inboxes[view][place][:, :GRADIENTS_SENT] = gradients[:, :GRADIENTS_SENT]
+        self.route.inboxes[view][place][:, :SENT_GRADIENTS] = gradients[:, :SENT_GRADIENTS]
 
     def collect(self, view: int, owner: int) -> torch.Tensor:
         totals = self._totals(view, owner)
@@ -110,17 +111,17 @@ class LocalReduce(GradientReturn):
     def __init__(self, route: Route, arenas: Sequence[Arena]):
         super().__init__(route, arenas)
         dtype = route.inboxes[0][0].dtype
-        shape = (sum(len(arena.rows) for arena in arenas), GRADIENTS_SENT)
+        shape = (sum(len(arena.rows) for arena in arenas), SENT_GRADIENTS)
         self._buffers = [[a.works[v].zeros("dense", shape, dtype) for a in arenas] for v in range(route.views)]
 
     def leave(self, view: int, place: int, gradients: torch.Tensor) -> None:
-        self._buffers[view][place][self.route.rows(view, place)] = gradients[:, :GRADIENTS_SENT]
+        self._buffers[view][place][self.route.rows(view, place)] = gradients[:, :SENT_GRADIENTS]
 
     def collect(self, view: int, owner: int) -> torch.Tensor:
         rows = self.arenas[owner].rows
         reduced = sum((buffer[rows] for buffer in self._buffers[view][1:]), start=self._buffers[view][0][rows])
         totals = self._totals(view, owner)
-        totals[:, :GRADIENTS_SENT] = reduced[self.route.owners[owner].splats[view].rows]
+        totals[:, :SENT_GRADIENTS] = reduced[self.route.owners[owner].splats[view].rows]
         return totals
 
     def moved_bytes(self, frames: Frames) -> torch.Tensor:

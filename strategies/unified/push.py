@@ -9,7 +9,6 @@ import torch
 
 from cuda_src.layout import RECORD
 from cuda_src.operators import Bins, Splats
-from strategies.distribution.gaussian_exchange import touched_ranks
 from strategies.distribution.ledger import Ledger
 from strategies.distribution.regions import Regions
 from strategies.unified.arenas import Arena
@@ -29,6 +28,19 @@ class Addressed:
 
     splats: Sequence[Splats]
     sent: Sequence[Sequence[torch.Tensor]]
+
+
+def touched_ranks(bins: Bins, owner: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs (rank, splat) of which the rank's tiles hold the splat, sorted: two [n] int64 tensors.
+
+    bins: over all tiles of the view. owner: rank of each tile, [tiles].
+    """
+    lengths = bins.starts[1:] - bins.starts[:-1]
+    rank_of_instance = owner.to(bins.tiles.device)[bins.tiles.long()].repeat_interleave(lengths)
+    assert bins.splat_starts is not None  # Views are listed without rooms here.
+    splats = max(1, len(bins.splat_starts) - 1)
+    pairs = torch.unique(rank_of_instance * splats + bins.splat.long())
+    return pairs // splats, pairs % splats
 
 
 def addressed(splats: Sequence[Splats], bins: Sequence[Bins], regions: Regions) -> Addressed:

@@ -224,6 +224,20 @@ class Parity:
     border = BORDER
 
 
+@pytest.fixture
+def device() -> torch.device:
+    """The first GPU; tests that take it are skipped without one."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture(name="kernels")
+def compiled_kernels(device: torch.device) -> KernelSet:
+    """The compiled kernels on that GPU, with standard conventions."""
+    return KernelSet("compiled", device)
+
+
 @pytest.fixture(scope="session")
 def parity() -> Parity:
     return Parity()

@@ -15,18 +15,6 @@ from cuda_src.workspace import Workspace
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture
-def device() -> torch.device:
-    if not torch.cuda.is_available():
-        pytest.skip("compiled kernels need a GPU")
-    return torch.device("cuda", 0)
-
-
-@pytest.fixture
-def kernels(device) -> KernelSet:
-    return KernelSet("compiled", device)
-
-
 def test_a_view_with_more_splats_than_there_was_room_for_is_whole(parity, kernels, device):
     view, work = parity.view(5, gaussians=2000), Workspace(device)
     parameters, ids = view.parameters.to(device), view.ids.to(device)

@@ -34,13 +34,6 @@ def gsplat():
 
 
 @pytest.fixture
-def device() -> torch.device:
-    if not torch.cuda.is_available():
-        pytest.skip("gsplat computes on GPUs only")
-    return torch.device("cuda", 0)
-
-
-@pytest.fixture
 def kernels(device) -> KernelSet:
     return KernelSet("compiled", device, CONVENTIONS["gsplat153"])
 

@@ -20,18 +20,6 @@ pytestmark = pytest.mark.gpu
 IMAGES_SEEN = 7
 
 
-@pytest.fixture
-def device() -> torch.device:
-    if not torch.cuda.is_available():
-        pytest.skip("compiled kernels need a GPU")
-    return torch.device("cuda", 0)
-
-
-@pytest.fixture
-def kernels(device) -> KernelSet:
-    return KernelSet("compiled", device)
-
-
 @dataclass(frozen=True)
 class Model:
     """Parameters and moments [N, 59] and ids [N] on the GPU, rates [59] on the CPU."""

@@ -159,11 +159,9 @@ def test_an_untyped_literal_would_be_found_in_ptx(compiler):
 
 
 @pytest.fixture
-def device() -> torch.device:
-    if not torch.cuda.is_available():
-        pytest.skip("portable kernels on cuda need a GPU")
+def device(device: torch.device) -> torch.device:
     pytest.importorskip("numba_cuda", reason="needs numba-cuda")
-    return torch.device("cuda", 0)
+    return device
 
 
 @pytest.mark.gpu

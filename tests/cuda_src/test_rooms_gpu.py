@@ -9,24 +9,12 @@ import torch
 from cuda_src import layout
 from cuda_src import operators as op
 from cuda_src.camera import Camera
-from cuda_src.operators import KernelSet, Room, Splats
+from cuda_src.operators import Room, Splats
 from cuda_src.workspace import Workspace
 
 pytestmark = pytest.mark.gpu
 
 PICTURES = ("colour", "transmittance", "depth", "stopped", "last", "stop_depth")
-
-
-@pytest.fixture
-def device() -> torch.device:
-    if not torch.cuda.is_available():
-        pytest.skip("compiled kernels need a GPU")
-    return torch.device("cuda", 0)
-
-
-@pytest.fixture
-def kernels(device) -> KernelSet:
-    return KernelSet("compiled", device)
 
 
 @pytest.fixture

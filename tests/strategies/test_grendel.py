@@ -10,13 +10,14 @@ from cuda_src import operators as op
 from cuda_src.operators import KernelSet
 from cuda_src.workspace import Workspace
 from strategies.distribution.communicator import Communicator
-from strategies.distribution.gaussian_exchange import BACKWARD_BYTES, FORWARD_BYTES, touched_ranks
+from strategies.distribution.gaussian_exchange import BACKWARD_BYTES, FORWARD_BYTES
 from strategies.distribution.virtual import VirtualWorld
 from strategies.grendel.info import GrendelOptions
 from strategies.grendel.strategy import Grendel
 from strategies.single.info import SingleOptions
 from strategies.single.strategy import Single
 from strategies.training.config import Training
+from strategies.unified.push import touched_ranks
 from strategies.views import ViewQueue
 
 REFERENCE = KernelSet("reference", precision="float64", t_stop=0.0)

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cuda_src.exchange import SENT_GRADIENTS
 from strategies.distribution.codec import CODECS, STAGE, Incoming, Outgoing, nonzero_rows
 from strategies.distribution.codec_bits import bitmap_bytes, pack_bits, unpack_bits
 from strategies.distribution.communicator import Communicator
-from strategies.distribution.gaussian_exchange import BACKWARD_BYTES, GRADIENTS_SENT
+from strategies.distribution.gaussian_exchange import BACKWARD_BYTES
 from strategies.distribution.virtual import VirtualWorld
 
 LOSSLESS = ["dense", "bitmap", "index"]
@@ -26,7 +27,7 @@ def group_counts(rank: int, ranks: int, most: int, seed: int) -> torch.Tensor:
 def outgoing_of(rank: int, counts: torch.Tensor, share: float, seed: int) -> Outgoing:
     """Random rows of which about `share` are exactly zero."""
     generator = torch.Generator().manual_seed(seed * 1000 + rank)
-    rows = torch.randn(int(counts.sum()), GRADIENTS_SENT, generator=generator)
+    rows = torch.randn(int(counts.sum()), SENT_GRADIENTS, generator=generator)
     rows[torch.rand(len(rows), generator=generator) < share] = 0
     ids = torch.arange(len(rows)) * 10 + rank
     return Outgoing(rows, counts, VIEWS, ids)
@@ -34,7 +35,7 @@ def outgoing_of(rank: int, counts: torch.Tensor, share: float, seed: int) -> Out
 
 def dense_rows(incoming: Incoming, count: int) -> torch.Tensor:
     """All awaited rows, those that were left out as zeros."""
-    rows = incoming.rows.new_zeros((count, GRADIENTS_SENT))
+    rows = incoming.rows.new_zeros((count, SENT_GRADIENTS))
     rows[slice(None) if incoming.positions is None else incoming.positions] = incoming.rows
     return rows
 
@@ -135,7 +136,7 @@ def test_each_group_begins_a_byte_and_its_first_flag_is_the_lowest_bit():
 
 
 def test_a_record_that_is_not_a_number_is_sent():
-    rows = torch.zeros(3, GRADIENTS_SENT)
+    rows = torch.zeros(3, SENT_GRADIENTS)
     rows[1, 4] = float("nan")
     rows[2, 8] = -0.0
     assert nonzero_rows(rows).tolist() == [False, True, False]
@@ -152,8 +153,8 @@ def visit(codec, rows: torch.Tensor, ids: torch.Tensor, view: int = 5) -> torch.
 
 
 def test_error_feedback_sends_later_what_rounding_took_away():
-    rows = torch.full((4, GRADIENTS_SENT), 1 + 2**-10)  # Halfway between nothing and a bfloat16's last bit.
-    codec, ids, total = CODECS["bf16"](), torch.arange(4), torch.zeros(4, GRADIENTS_SENT)
+    rows = torch.full((4, SENT_GRADIENTS), 1 + 2**-10)  # Halfway between nothing and a bfloat16's last bit.
+    codec, ids, total = CODECS["bf16"](), torch.arange(4), torch.zeros(4, SENT_GRADIENTS)
     for number in range(64):
         # The order of records changes from visit to visit, as ranks and splats do.
         order = torch.randperm(4, generator=torch.Generator().manual_seed(number))
@@ -164,7 +165,7 @@ def test_error_feedback_sends_later_what_rounding_took_away():
 
 
 def test_only_error_feedback_holds_memory_between_calls():
-    rows, ids = torch.ones(3, GRADIENTS_SENT), torch.arange(3)
+    rows, ids = torch.ones(3, SENT_GRADIENTS), torch.arange(3)
     for name, kind in CODECS.items():
         codec = kind()
         visit(codec, rows, ids)
@@ -172,7 +173,7 @@ def test_only_error_feedback_holds_memory_between_calls():
 
 
 def test_error_feedback_is_kept_by_view_and_gaussian_until_the_record_comes_again():
-    rows = torch.full((1, GRADIENTS_SENT), 1 + 2**-8 + 2**-9)
+    rows = torch.full((1, SENT_GRADIENTS), 1 + 2**-8 + 2**-9)
     codec = CODECS["bf16"]()
     first = visit(codec, rows, torch.tensor([8]))
     visit(codec, rows, torch.tensor([9]))

@@ -17,10 +17,10 @@ from strategies.distribution.gaussian_exchange import (
     FORWARD_BYTES,
     GaussianExchange,
     Passage,
-    touched_ranks,
 )
 from strategies.distribution.regions import Regions, cut_regions
 from strategies.distribution.virtual import VirtualWorld
+from strategies.unified.push import touched_ranks
 
 PORTABLE = KernelSet("portable")
 
