@@ -35,26 +35,33 @@ class Rooms:
     def __init__(self, device: torch.device) -> None:
         self.overflow = torch.zeros(1, dtype=torch.int32, device=device)
         self._needs: dict[int, tuple[int, int]] = {}
+        self._rooms: dict[int, Room] = {}
         self._refused: set[int] = set()
 
     def of(self, views: Iterable[int]) -> list[Room] | None:
         """A room for each view; None if one of them has no visit to learn from, or is refused."""
         rooms = []
         for view in views:
-            need = self._needs.get(view)
-            if need is None or view in self._refused:
+            room = self._rooms.get(view)
+            if room is None or view in self._refused:
                 return None
-            rooms.append(Room(_with_margin(need[0]), _with_margin(need[1]), self.overflow))
+            rooms.append(room)
         return rooms
 
     def learn(self, view: int, splats: int, instances: int) -> None:
-        """What a visit of the view needed."""
-        self._needs[view] = splats, instances
+        """What a visit of the view needed. Its room stays while it fits, as kernels keep what they prepared for it."""
+        needs = splats, instances
+        if self._needs.get(view) == needs:
+            return
+        self._needs[view] = needs
+        room = self._rooms.get(view)
+        if room is None or not (_fits(room.splats, splats) and _fits(room.instances, instances)):
+            self._rooms[view] = Room(_with_margin(splats), _with_margin(instances), self.overflow)
 
     def grow(self, view: int, splats: int, instances: int) -> None:
         """What the view needed is at least so much: with splats that are not drawn, which exact counts leave out."""
         known = self._needs.get(view, (0, 0))
-        self._needs[view] = max(known[0], splats), max(known[1], instances)
+        self.learn(view, max(known[0], splats), max(known[1], instances))
 
     def refuse(self, view: int) -> None:
         """The view overflows whatever its room: it keeps exact steps."""
@@ -63,11 +70,22 @@ class Rooms:
     def clear(self) -> None:
         """Forget every view: the Gaussians are others now."""
         self._needs.clear()
+        self._rooms.clear()
         self._refused.clear()
 
 
+def _margin(need: int) -> int:
+    return need // MARGIN_SHARE + MARGIN
+
+
 def _with_margin(need: int) -> int:
-    return need + need // MARGIN_SHARE + MARGIN
+    return need + _margin(need)
+
+
+def _fits(room: int, need: int) -> bool:
+    """Three quarters of the margin are left, and not more than two margins."""
+    margin = _margin(need)
+    return 3 * margin <= 4 * (room - need) <= 8 * margin
 
 
 class Readback:
