@@ -17,6 +17,8 @@ REPLAYED_FROM = 3
 """The call of a `ReplayedLaunch` that is worth 0.1 ms for its graph; by then every kernel is loaded, as it must be."""
 MOST_RECORDED = 1024
 """Graphs at a time, some 10 KB each for a few hundred views; further launches stay as they are."""
+_CALLER_RECORDS = 900
+"""What `replay` returns where its stream is being recorded: cudaErrorStreamCaptureUnsupported."""
 
 
 class Queue(ctypes.Structure):
@@ -75,32 +77,37 @@ class ReplayedLaunch(Launch):
     """A launch that is called again and again with nothing about it changed, no field of a struct by address either.
 
     From call REPLAYED_FROM on its kernels and memsets are a CUDA graph, recorded once: the host submits one thing in
-    place of up to 25, and the device begins each kernel sooner after the one before it.
+    place of up to 25, and the device begins each kernel sooner after the one before it. Where a graph cannot be had,
+    and while the caller records a graph of its own, it is called as any launch.
     """
 
     def __init__(self, function: str, device: torch.device, *arguments: Any) -> None:
         super().__init__(function, device, *arguments)
         self._calls = 0
+        self._recordable = True
         self._graph: ctypes.c_void_p | None = None
 
     def _run(self, queue: Queue) -> None:
-        if self._graph is None:
+        if self._graph is None and self._recordable:
             self._calls += 1
-            if self._calls < REPLAYED_FROM or len(_RECORDED) >= MOST_RECORDED:
-                super()._run(queue)
-                return
-            self._graph = self._recorded(queue.device)
-        _check(self._function, _declared("replay", (self._graph,))(queue, self._graph))
+            if self._calls >= REPLAYED_FROM and len(_RECORDED) < MOST_RECORDED:
+                self._graph = self._recorded(queue.device)
+                self._recordable = self._graph is not None
+        if self._graph is not None:
+            code = _declared("replay", (self._graph,))(queue, self._graph)
+            if code != _CALLER_RECORDS:
+                return _check("replay", code)
+        super()._run(queue)
 
-    def _recorded(self, device: int) -> ctypes.c_void_p:
+    def _recorded(self, device: int) -> ctypes.c_void_p | None:
+        """None if any part of it fails: an error that is not the recording's own comes back with the plain launch."""
         own, stream, graph = library(), ctypes.c_void_p(), ctypes.c_void_p()
-        _check("begin_recording", own.begin_recording(device, ctypes.byref(stream)))
+        if own.begin_recording(device, ctypes.byref(stream)):
+            return None
         recording = Queue(device, stream)
-        try:
-            super()._run(recording)
-        finally:
-            ended = own.end_recording(recording, ctypes.byref(graph))
-        _check("end_recording", ended)
+        code = self._own(recording, *self._arguments)
+        if own.end_recording(recording, code, ctypes.byref(graph)):
+            return None
         _RECORDED.add(self)
         weakref.finalize(self, own.forget_recording, device, graph).atexit = False
         return graph

@@ -17,12 +17,12 @@ STREAM, RECORDING = 5, 6
 
 
 class Library:
-    """Notes what is called on which stream; `fails` names a function that returns an error."""
+    """Notes what is called on which stream; `fails`: errors by function, or by it and its stream."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
         self.graphs = 0
-        self.fails = ""
+        self.fails: dict[str | tuple[str, int], int] = {}
         self.error_text = lambda code: b"out of luck"
         for name in ("work", "replay", "begin_recording", "end_recording", "forget_recording"):
             setattr(self, name, self._function(name))
@@ -32,12 +32,14 @@ class Library:
             self.calls.append((name, where.stream if isinstance(where, Queue) else where))
             if name == "begin_recording":
                 arguments[0]._obj.value = RECORDING
-            if name == "end_recording":
+            if name == "end_recording" and not (arguments[0] or name in self.fails):
                 self.graphs += 1
-                arguments[0]._obj.value = self.graphs
+                arguments[1]._obj.value = self.graphs
             if name == "forget_recording":
                 self.graphs -= 1
-            return 700 if name == self.fails else 0
+            if name == "end_recording" and arguments[0]:
+                return arguments[0]
+            return self.fails.get((name, self.calls[-1][1]), self.fails.get(name, 0))
 
         return called
 
@@ -98,17 +100,44 @@ def test_beyond_so_many_graphs_launches_stay_as_they_are(library, monkeypatch):
     assert library.calls[-2:] == [("replay", STREAM), ("work", STREAM)]
 
 
-@pytest.mark.parametrize("fails", ["work", "begin_recording", "end_recording"])
-def test_what_fails_while_it_is_recorded_raises_and_leaves_no_stream_recording(library, fails):
+@pytest.mark.parametrize("fails", [("work", RECORDING), "begin_recording", "end_recording"])
+def test_what_cannot_be_recorded_is_launched_plainly_and_leaves_no_stream_recording(library, fails):
     launch = ReplayedLaunch("work", GPU)
     for _ in range(REPLAYED_FROM - 1):
         launch()
-    library.fails = fails
-    with pytest.raises(RuntimeError, match=f"{fails}: out of luck"):
+    library.fails[fails] = 700
+    for _ in range(3):
         launch()
     names = library.names()
-    assert names.count("begin_recording") - (fails == "begin_recording") == names.count("end_recording")
+    assert names.count("begin_recording") == 1  # Tried once.
+    assert names.count("end_recording") == (fails != "begin_recording")
     assert "replay" not in names
+    assert library.calls[-3:] == [("work", STREAM)] * 3
+    assert library.graphs == 0
+
+
+@pytest.mark.parametrize("fails", ["work", "replay"])
+def test_an_error_of_the_call_itself_raises(library, fails):
+    launch = ReplayedLaunch("work", GPU)
+    for _ in range(REPLAYED_FROM - (fails == "work")):
+        launch()
+    library.fails[fails] = 700
+    with pytest.raises(RuntimeError, match=f"{fails}: out of luck"):
+        launch()
+
+
+def test_while_the_caller_records_its_own_stream_launches_are_plain(library):
+    launch = ReplayedLaunch("work", GPU)
+    for _ in range(REPLAYED_FROM):
+        launch()
+    library.fails["replay"] = bindings._CALLER_RECORDS
+    library.calls.clear()
+    launch()
+    assert library.calls == [("replay", STREAM), ("work", STREAM)]
+    library.fails.clear()
+    library.calls.clear()
+    launch()
+    assert library.calls == [("replay", STREAM)]
 
 
 def test_structs_given_by_address_stay_alive_as_long_as_the_launch(library):

@@ -101,3 +101,20 @@ def test_a_buffer_that_moves_takes_its_graphs_along(parity, stepping, device):
     assert len(bindings._RECORDED) == before
     for _ in range(REPLAYED_FROM + 1):
         assert_same(parity, stepping(stepping.parameters, work), stepping(stepping.parameters))
+
+
+def test_a_caller_may_record_a_graph_of_its_own(kernels, device):
+    generator = torch.Generator().manual_seed(2)
+    image = torch.rand(70, 130, 3, generator=generator).to(device)
+    target = torch.randint(0, 256, (70, 130, 3), dtype=torch.uint8, generator=generator).to(device)
+    work, recorded = Workspace(device), torch.cuda.CUDAGraph()
+    for _ in range(REPLAYED_FROM + 1):
+        loss = op.l1_ssim(kernels, image, target, work)
+    with torch.cuda.graph(recorded):
+        op.l1_ssim(kernels, image, target, work)
+    image.mul_(0.5)
+    loss.gradient.zero_()
+    recorded.replay()
+    expected = op.l1_ssim(kernels, image, target, Workspace(device))
+    assert torch.equal(loss.value, expected.value)
+    assert torch.equal(loss.gradient, expected.gradient)
