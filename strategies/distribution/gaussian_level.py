@@ -73,7 +73,7 @@ class GaussianLevel(Strategy):
         self.optimizer = RowAdam(ctx.training, ctx.kernels, ctx.extent, self.shared)
         self.occlusion = OcclusionHistory(ctx.training)
         # Hidden Gaussians are taken out of a view's splats by number, which the host must know.
-        self.rooms = Rooms(self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
+        self.rooms = Rooms[int](self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
         self.lists = TileLists(ctx.kernels, self.device)
         self.segment_time = SegmentTime(ctx.comm, options.balance == "measured")
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)

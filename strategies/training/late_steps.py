@@ -48,7 +48,7 @@ class LateSteps:
     views and images seen, and the result is what exact steps would have given.
     """
 
-    def __init__(self, rooms: Rooms, device: torch.device, again: Callable[[Plan], Outcome]) -> None:
+    def __init__(self, rooms: Rooms[int], device: torch.device, again: Callable[[Plan], Outcome]) -> None:
         """again: does a step exactly, with sizes read by the host, and has `rooms` learn them."""
         self._rooms = rooms
         self._device = device
@@ -104,10 +104,7 @@ class LateSteps:
         for step in steps:
             done = self._again(step.plan)
             step.outcome = partial(Outcome, done.loss, done.visible_gaussians, done.tile_instances)
-        if need.splats <= room.splats and need.instances <= room.instances:
-            self._rooms.refuse(view)  # Not for its size: for equal depths, which it will have again.
-        else:
-            self._rooms.grow(view, need.splats, need.instances)
+        self._rooms.overflowed(view, room, need)
 
 
 def _outcome(needs: Sequence[Need], losses: Sequence[float]) -> Outcome:

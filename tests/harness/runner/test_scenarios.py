@@ -110,19 +110,19 @@ def test_throughput_keeps_the_workload_and_samples_whole_passes(tmp_path, batch)
 @pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("grendel", 2), ("splaxel", 3)])
 def test_render_times_images_of_the_training_views_and_moves_nothing(tmp_path, monkeypatch, strategy, ranks):
     rendered, implementation = [], strategy_info(strategy).load()
-    render = implementation.render
+    pictures = implementation.pictures
 
     def step(self, queue):
         raise AssertionError("trained while rendering")
 
-    def watched(self, camera):
-        image = render(self, camera)
-        assert (image is None) == (self.ctx.world.rank > 0)
-        rendered.append((self.ctx.world.rank, camera))
-        return image
+    def watched(self, cameras):
+        for camera, image in zip(cameras, pictures(self, cameras), strict=True):
+            assert (image is None) == (self.ctx.world.rank > 0)
+            rendered.append((self.ctx.world.rank, camera))
+            yield image
 
     monkeypatch.setattr(implementation, "step", step)
-    monkeypatch.setattr(implementation, "render", watched)
+    monkeypatch.setattr(implementation, "pictures", watched)
     engine = "local" if ranks == 1 else "virtual"
     result = result_of(tmp_path, scenario="render", strategy=strategy, ranks=ranks, engine=engine)
     assert result.status == "ok"
