@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -35,6 +35,14 @@ class Halo:
 
     gives: Sequence[Sequence[torch.Tensor]]
     takes: Sequence[Sequence[torch.Tensor]]
+    _placed: dict[torch.device, tuple[torch.Tensor, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def placed(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """All of them, gives before takes, on that device, where they stay: nobody waits."""
+        if device not in self._placed:
+            every = [numbers for of_rank in (*self.gives, *self.takes) for numbers in of_rank]
+            self._placed[device] = queued_copy(torch.cat(every), device).split([len(numbers) for numbers in every])
+        return self._placed[device]
 
 
 def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
@@ -116,13 +124,11 @@ def exchange_halo(comm: Communicator, stage: str, halo: Halo, images: Sequence[t
 
     images: by view [H, W, 3] contiguous, this rank's pixels filled in; the halo is written in place.
     """
-    device = images[0].device
-    every = [numbers for of_rank in (*halo.gives, *halo.takes) for numbers in of_rank]
-    views = len(images)
-    placed = queued_copy(torch.cat(every), device).split([len(numbers) for numbers in every])
-    gives, takes = placed[: len(every) // 2], placed[len(every) // 2 :]
+    views, placed = len(images), halo.placed(images[0].device)
+    gives, takes = placed[: len(placed) // 2], placed[len(placed) // 2 :]
     pixels = [image.view(-1, 3) for image in images]
-    send = torch.cat([pixels[i % views][numbers] for i, numbers in enumerate(gives)])
+    parts = [pixels[i % views][numbers] for i, numbers in enumerate(gives) if len(numbers)]
+    send = torch.cat(parts) if parts else pixels[0][:0]
     to, back = ([sum(map(len, of_rank)) for of_rank in side] for side in (halo.gives, halo.takes))
     received = comm.exchange(stage, send, to, back).wait()
     for i, (numbers, part) in enumerate(zip(takes, received.split([len(t) for t in takes]), strict=True)):

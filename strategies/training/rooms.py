@@ -60,8 +60,8 @@ class Rooms(Generic[Seen]):
             return
         self._needs[view] = needs
         room = self._rooms.get(view)
-        if room is None or not (_fits(room.splats, splats) and _fits(room.instances, instances)):
-            self._rooms[view] = Room(_with_margin(splats), _with_margin(instances), self.overflow)
+        if room is None or not (fits(room.splats, splats) and fits(room.instances, instances)):
+            self._rooms[view] = Room(with_margin(splats), with_margin(instances), self.overflow)
 
     def grow(self, view: Seen, splats: int, instances: int) -> None:
         """What the view needed is at least so much: with splats that are not drawn, which exact counts leave out."""
@@ -95,12 +95,13 @@ def _margin(need: int) -> int:
     return need // MARGIN_SHARE + MARGIN
 
 
-def _with_margin(need: int) -> int:
+def with_margin(need: int) -> int:
+    """Room for what is needed now and may be needed next."""
     return need + _margin(need)
 
 
-def _fits(room: int, need: int) -> bool:
-    """Three quarters of the margin are left, and not more than two margins."""
+def fits(room: int, need: int) -> bool:
+    """Whether a room may stay. Three quarters of the margin are left, and not more than two margins."""
     margin = _margin(need)
     return 3 * margin <= 4 * (room - need) <= 8 * margin
 
