@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA = "1.0.0"
 
+REMARK = "remark"
+"""Under this key of a result's environment: what readers of its figures must know of how the strategy ran."""
+
 Status = Literal["ok", "failed", "oom", "timeout", "skipped", "invalid"]
 
 METRICS: dict[str, tuple[str, str]] = {

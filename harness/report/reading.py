@@ -102,11 +102,16 @@ _STATUS = (
 
 
 def notes(
-    scenarios: Iterable[str], modelled: bool, sections: Iterable[str], unequal: bool = False
+    scenarios: Iterable[str],
+    modelled: bool,
+    sections: Iterable[str],
+    unequal: bool = False,
+    remarks: Iterable[str] = (),
 ) -> list[tuple[str, str]]:
     """(term, explanation) for what the report at hand shows. sections: names of those it has. unequal: whether it marks
-    a rate whose quality is not that of single."""
+    a rate whose quality is not that of single. remarks: of strategies on how they ran."""
     scenarios, sections = list(scenarios), list(sections)
     chosen = [*_ALWAYS, *(_BY_SCENARIO[s] for s in _BY_SCENARIO if s in scenarios)]
     chosen += [_BY_SECTION[s] for s in _BY_SECTION if s in sections]
+    chosen += [("Remark.", remark) for remark in remarks]
     return [*chosen, *([_UNEQUAL] if unequal else []), *([_MODELLED] if modelled else []), _MEMORY, _STATUS]
