@@ -37,13 +37,18 @@ class Tally:
         self.hidden[self.stage] = self.hidden.get(self.stage, 0.0) + took - waited
 
 
-@dataclass(frozen=True)
+@dataclass
 class Crossing:
-    """One exchange on the lane, and the events between which it ran there."""
+    """One exchange and the events between which it ran. queued: whether all of it is, its end included."""
 
     tally: Tally
     began: torch.cuda.Event
     ended: torch.cuda.Event
+    queued: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.queued and self.ended.query()
 
 
 @dataclass(frozen=True)
@@ -90,17 +95,20 @@ class DeviceLane:
             with self._paced(size, one.began, self._stream):
                 yield one
             one.ended.record(self._stream)
+        one.queued = True
         self._watched.append(one)
 
     @contextmanager
     def inline(self, tally: Tally, size: int) -> Iterator[None]:
-        """Inside, an exchange is queued on the computation's own stream, which stands still for it. size: as above."""
+        """Inside, an exchange is queued on the computation's own stream, which stands still for it; the host may wait
+        there for what comes. size: as above."""
         compute = torch.cuda.current_stream(self._device)
         one = Crossing(tally, _mark(compute), torch.cuda.Event(enable_timing=True))
+        self._watched.append(one)
         with self._paced(size, one.began, compute):
             yield
         one.ended.record(compute)
-        self._watched.append(one)
+        one.queued = True
         self._keep(Wait(tally, one.began, one.ended, lambda: one.began.elapsed_time(one.ended) * 1e-3))
 
     def join(self, one: Crossing) -> None:
@@ -159,7 +167,7 @@ class DeviceLane:
         current, since = None, 0.0
         while not self._closed.wait(WATCH_SECONDS):
             try:
-                while self._watched and self._watched[0].ended.query():
+                while self._watched and self._watched[0].over:
                     self._watched.popleft()
                 oldest = self._watched[0] if self._watched else None
                 begun = oldest is not None and oldest.began.query()

@@ -117,8 +117,10 @@ class NcclCommunicator(Communicator):
                 yield
             return
         size = max(sum(sizes) - sizes[self.rank] for sizes in (bytes_to, bytes_from))
+        self.on_wait(stage)
         with self._lane.inline(self._tally(stage), size):
             yield
+        self.on_wait(None)
 
     def _post(
         self, send: torch.Tensor, received: torch.Tensor, out: list[slice], back: list[slice], own: bool

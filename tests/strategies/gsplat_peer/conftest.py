@@ -200,7 +200,7 @@ def rasterization(
     if distributed:
         sent = list(camera_ids.bincount(minlength=ranks).unbind()) if packed else [count] * ranks
         came = all_to_all_int32(ranks, sent, device=means.device) if packed else counts
-        (radii,) = all_to_all_tensor_list(ranks, [radii], sent, output_splits=came)
+        (radii,) = all_to_all_tensor_list(ranks, [radii], splits=sent, output_splits=came)
         pieces = list(records[:, :10].split([2, 3, 1, 3, 1], dim=-1))
         pieces = all_to_all_tensor_list(ranks, pieces, sent, output_splits=came)
         records = torch.cat([*pieces, radii[:, :1].to(dtype)], dim=-1)
