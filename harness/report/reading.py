@@ -17,7 +17,7 @@ _ALWAYS = [
         "views/s",
         "are training views of the whole job a second, whatever the number of ranks or of views a step. A factor "
         "compares with single on one rank at the same scene, image size and batch; × gsplat with the fastest row of "
-        "that package on as many ranks in the same run.",
+        "that package on as many ranks and the same link in the same run.",
     ),
 ]
 

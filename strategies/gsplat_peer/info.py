@@ -55,13 +55,15 @@ def refuses(options: Any, ranks: int, batch: int) -> str | None:
 
 
 def remark(options: Any, ranks: int) -> str | None:
-    """That packed rows between GPUs are not what the release does."""
-    if ranks > 1 and options.packed:
-        return (
-            f"gsplat {VERSION} packed on several GPUs is repaired at run time: stock, it lists tiles by image ids "
-            "taken before the exchange and ends in an illegal memory access"
-        )
-    return None
+    """What gsplat sends between GPUs; and that packed rows are not what the release does."""
+    if ranks == 1:
+        return None
+    if not options.packed:
+        return "gsplat's default on several GPUs is dense: a row of every Gaussian for every view, seen or not"
+    return (
+        f"gsplat {VERSION} packed on several GPUs is repaired at run time: stock, it lists tiles by image ids taken "
+        "before the exchange and ends in an illegal memory access"
+    )
 
 
 INFO = StrategyInfo(

@@ -44,7 +44,7 @@ def tables(results: Results) -> list[Table]:
         lines = scene.groupby(["strategy", "series", "ranks"], sort=False, dropna=False)
         bodies.append((title, [_row(found.sort_values("gaussians")) for _, found in lines]))
     columns = ["cell", "× single, by Gaussians", "more devices pay"]
-    return tabulated(columns, bodies, "The size below which more devices do not pay", "The size from which they pay")
+    return tabulated(columns, bodies, "The size below which more devices do not pay")
 
 
 def _row(line: pd.DataFrame) -> list[Value]:
