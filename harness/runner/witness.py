@@ -28,7 +28,8 @@ from strategies.registry import strategy
 IDLE_SECONDS = 0.2
 """Of the window that shows what the counters do by themselves."""
 KNOWN_BYTES = 2 * MIN_JUDGED_BYTES
-"""That each rank sends the others in the calibration."""
+"""That each rank sends the others in the calibration, again and again."""
+KNOWN_TIMES = 8
 _ROW = 4096
 _UUID_BYTES = 64
 
@@ -153,10 +154,15 @@ class Witness:
             self._drift = [Drift.of(window) for window in self._windows]
         if len(self._gpus) < 2 or len(self._gpus) != self._ranks.ranks:
             return
-        self._exchange_known(1)  # Sets connections up, which has traffic of its own.
+        rows = KNOWN_BYTES // _ROW // (self._ranks.ranks - 1)
+        self._exchange_known(rows, 1)  # Sets connections up, which has traffic of its own.
         self.begin()
-        moved = self._exchange_known(KNOWN_BYTES // _ROW // (self._ranks.ranks - 1))
+        start = time.perf_counter()
+        moved = self._exchange_known(rows, KNOWN_TIMES)
+        synchronize(self._device)
+        seconds = self._ranks.slowest(time.perf_counter() - start)
         self.end()
+        self._job.measure("link_bandwidth", moved * (self._ranks.ranks - 1) / seconds, "mean")
         if self._nvml is not None:
             ranks = self._ranks.ranks
             verdict = self._judged(torch.full((ranks, ranks), moved, dtype=torch.int64))
@@ -165,15 +171,16 @@ class Witness:
             if verdict.problem is not None:
                 self._job.invalid = f"calibration: {verdict.problem}"
 
-    def _exchange_known(self, rows: int) -> int:
-        """Every rank sends every other that many rows; the bytes from one to another."""
+    def _exchange_known(self, rows: int, times: int) -> int:
+        """Every rank sends every other that many rows so many times; the bytes from one to another."""
         ranks, rank = self._ranks.ranks, self._ranks.rank
         counts = [0 if other == rank else rows for other in range(ranks)]
         comm = self._ranks.comm
         sent = torch.zeros((rows * (ranks - 1), _ROW), dtype=torch.uint8, device=comm.device)
         with comm.off_the_record():
-            comm.exchange("calibration", sent, counts, counts).wait()
-        return rows * _ROW
+            for _ in range(times):
+                comm.exchange("calibration", sent, counts, counts).wait()
+        return rows * _ROW * times
 
     def _meet(self) -> None:
         synchronize(self._device)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import accumulate
 from time import perf_counter
@@ -114,6 +116,18 @@ class NcclCommunicator(Communicator):
 
         kept = [send]
         return Transfer(join, timed=True)
+
+    @contextmanager
+    def _accompanied(self, stage: str, bytes_to: Sequence[int], bytes_from: Sequence[int]) -> Iterator[None]:
+        if self._lane is None:
+            with super()._accompanied(stage, bytes_to, bytes_from):
+                yield
+            return
+        size = max(sum(sizes) - sizes[self.rank] for sizes in (bytes_to, bytes_from))
+        self.on_wait(stage)
+        with self._lane.inline(self._tally(stage), size):
+            yield
+        self.on_wait(None)
 
     def _post(
         self, send: torch.Tensor, received: torch.Tensor, out: list[slice], back: list[slice], own: bool

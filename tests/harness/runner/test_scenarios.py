@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from harness.records.schema import WorkerResult
+from harness.records.schema import REMARK, WorkerResult
 from harness.runner.worker import run_rank
 from harness.scenes.ply import read_gaussians
 from harness.suite.cell import Cell
@@ -55,6 +56,13 @@ def values(result: WorkerResult, metric: str) -> list[float]:
 
 def samples(folder: Path) -> pd.DataFrame:
     return pd.read_parquet(folder / "samples.parquet")
+
+
+def test_what_a_strategy_remarks_on_how_it_ran_is_kept(tmp_path, monkeypatch):
+    info = replace(strategy_info("grendel"), remark=lambda options, ranks: f"{options.codec} on {ranks}")
+    monkeypatch.setattr("harness.runner.job.strategy_info", lambda name: info)
+    result = result_of(tmp_path, scenario="throughput", strategy="grendel", ranks=2, engine="virtual")
+    assert result.environment[REMARK] == "dense on 2"
 
 
 def test_train_follows_loss_and_quality_and_keeps_pictures(tmp_path):
