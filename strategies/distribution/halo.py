@@ -22,13 +22,14 @@ class PixelOwners(Protocol):
     """Any partition of a batch's images into pixels of ranks, known to all of them."""
 
     def pixel_owner(self, view: int) -> torch.Tensor:
-        """Rank of each pixel of that view of the batch, [H, W] int64."""
+        """Rank of each pixel of that view of the batch, [H, W] int64, on the host or where the images lie."""
         ...
 
 
 @dataclass(frozen=True)
 class Halo:
-    """Which pixels a rank gives and takes, by other rank, then view: their numbers in it, [n] int64 on the host.
+    """Which pixels a rank gives and takes, by other rank, then view: their numbers in it, [n] int64, all of them on the
+    host or all where the images lie.
 
     Nothing but values travels: what one gives is what the other takes, in the same order.
     """
@@ -46,10 +47,10 @@ def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
 
 def halo_of_pixels(owners: PixelOwners, rank: int, ranks: int, views: int) -> Halo:
     """The halo of a rank in any partition, from masks of whole images."""
-    none = torch.empty(0, dtype=torch.int64)
+    of_views = [owners.pixel_owner(view) for view in range(views)]
+    none = of_views[0].new_empty(0)
     gives, takes = ([[none] * views for _ in range(ranks)] for _ in range(2))
-    for view in range(views):
-        owner = owners.pixel_owner(view)
+    for view, owner in enumerate(of_views):
         mine = owner == rank
         if not bool(mine.any()):
             continue
@@ -119,7 +120,9 @@ def exchange_halo(comm: Communicator, stage: str, halo: Halo, images: Sequence[t
     device = images[0].device
     every = [numbers for of_rank in (*halo.gives, *halo.takes) for numbers in of_rank]
     views = len(images)
-    placed = queued_copy(torch.cat(every), device).split([len(numbers) for numbers in every])
+    numbers_of_all = torch.cat(every)
+    on_device = queued_copy(numbers_of_all, device) if numbers_of_all.device != device else numbers_of_all
+    placed = on_device.split([len(numbers) for numbers in every])
     gives, takes = placed[: len(every) // 2], placed[len(every) // 2 :]
     pixels = [image.view(-1, 3) for image in images]
     send = torch.cat([pixels[i % views][numbers] for i, numbers in enumerate(gives)])

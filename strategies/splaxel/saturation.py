@@ -47,8 +47,8 @@ class _Mask:
 class _ViewMasks:
     """Masks of a view by box, its visits, and by layer what its pruned pixels' light was when last shown.
 
-    kept: by the layer's boxes, pixel numbers and transmittances, negative where compositing stopped; only on the rank
-    that counts the pixel.
+    kept: by the layer's boxes, pixel numbers (int32) and transmittances, negative where compositing stopped, on the
+    device; only on the rank that counts the pixel.
     """
 
     visits: int = 0
@@ -92,7 +92,7 @@ class Masks:
         rank, mine = self._comm.rank, []
         for view, sharing, stack in zip(views, sharings, stacks, strict=True):
             known = self._views.setdefault(view, _ViewMasks())
-            lit = self._lit(known, sharing, stack)
+            lit = self._lit(known, sharing, stack).cpu()
             own = sharing.counter == rank
             mine += [subtiles.to_bits(grid)[own] for grid in lit]
         told = self._comm.gather("masks", torch.cat(mine) if mine else torch.empty(0, dtype=torch.uint8))
@@ -104,7 +104,7 @@ class Masks:
                 for source, part in enumerate(told):
                     tiles = sharing.counter == source
                     count = int(tiles.sum())
-                    bits[tiles] = part[read[source] : read[source] + count].cpu()
+                    bits[tiles] = part[read[source] : read[source] + count]
                     read[source] += count
                 grids.append(subtiles.from_bits(bits, sharing.sight.camera))
             self._update(self._views[view], sharing, grids, images_seen)
@@ -112,8 +112,9 @@ class Masks:
     def _shows_all(self, known: _ViewMasks) -> bool:
         return self._options.reactivate == "every_k" and known.visits % self._options.every == 0
 
-    def _lit(self, known: _ViewMasks, sharing: Sharing, stack: Partials) -> list[torch.Tensor]:
-        """By layer, the grid of sub-tiles that light of at least eps reaches, on the tiles this rank counts.
+    def _lit(self, known: _ViewMasks, sharing: Sharing, stack: Partials) -> torch.Tensor:
+        """By layer, the grid of sub-tiles that light of at least eps reaches, on the tiles this rank counts: [layers,
+        rows, columns] bool on the device.
 
         The budget test: a pruned pixel has no fresh transmittance, so the one it had when last shown stands in; what
         it would let through may bring those behind it back too, front to back.
@@ -121,26 +122,24 @@ class Masks:
         camera, layers = sharing.sight.camera, sharing.sight.layers
         places, _ = sharing.needed(self._comm.rank)
         counted = (sharing.pixel_counter == self._comm.rank).flatten()[places]
-        signed = torch.where(stack.stopped, -stack.transmittance, stack.transmittance).cpu()
+        shown = sharing.shown[:, places]
+        signed = torch.where(stack.stopped, -stack.transmittance, stack.transmittance)
         for number, layer in enumerate(layers):
-            shown = sharing.shown[number][places]
-            remembered = torch.ones(camera.height * camera.width, dtype=signed.dtype)
+            remembered = signed.new_ones(camera.height * camera.width)
             if layer.boxes in known.kept:
                 pixels, values = known.kept[layer.boxes]
-                remembered[pixels] = values
-            signed[number] = torch.where(shown, signed[number], remembered[places])
+                remembered[pixels.long()] = values
+            signed[number] = torch.where(shown[number], signed[number], remembered[places])
         light = light_in_front(signed.abs(), signed < 0)
-        grids = []
-        for number, layer in enumerate(layers):
-            bright = light[number] >= self._options.saturation_eps
-            reached = torch.zeros(camera.height * camera.width, dtype=torch.bool)
-            reached[places] = bright
-            # What will be shown will be fresh: only dark pixels can need what they held.
-            region = subtiles.pixels_of(sharing.sight.layer_grid(layer, {}), camera).flatten()[places]
-            keep = region & counted & ~(bright & sharing.shown[number][places])
-            known.kept[layer.boxes] = (places[keep], signed[number, keep])
-            grids.append(subtiles.touched_by(reached.view(camera.height, camera.width), camera))
-        return grids
+        bright = light >= self._options.saturation_eps
+        # What will be shown will be fresh: only dark pixels can need what they held.
+        regions = sharing.pixels_of([sharing.sight.layer_grid(layer, {}) for layer in layers])[:, places]
+        dark = subtiles.numbers_of(regions & counted & ~(bright & shown))
+        for layer, of_layer, at in zip(layers, signed, dark, strict=True):
+            known.kept[layer.boxes] = (places[at].int(), of_layer[at])
+        reached = torch.zeros((len(layers), camera.height * camera.width), dtype=torch.bool, device=places.device)
+        reached[:, places] = bright
+        return subtiles.touched_by(reached.view(-1, camera.height, camera.width), camera)
 
     def _update(self, known: _ViewMasks, sharing: Sharing, lit: Sequence[torch.Tensor], images_seen: int) -> None:
         never = self._options.reactivate != "budget" and not self._shows_all(known)

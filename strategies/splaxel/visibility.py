@@ -125,10 +125,10 @@ def _covered(camera: Camera, polygon: np.ndarray, margin: float) -> torch.Tensor
     return torch.from_numpy(covered)
 
 
-def rays(camera: Camera) -> torch.Tensor:
+def rays(camera: Camera, device: torch.device) -> torch.Tensor:
     """World direction of each pixel centre's ray for a unit of view depth, [3, H, W] float64."""
-    x = (torch.arange(camera.width, dtype=torch.float64) + 0.5 - camera.cx) / camera.fx
-    y = (torch.arange(camera.height, dtype=torch.float64) + 0.5 - camera.cy) / camera.fy
+    x = (torch.arange(camera.width, dtype=torch.float64, device=device) + 0.5 - camera.cx) / camera.fx
+    y = (torch.arange(camera.height, dtype=torch.float64, device=device) + 0.5 - camera.cy) / camera.fy
     rotation = camera.world_to_camera[:3, :3]
     return torch.stack(
         [
@@ -144,7 +144,7 @@ def depth_interval(camera: Camera, directions: torch.Tensor, corners: np.ndarray
     A face's crossing depth is the same expression for the boxes on both of its sides, bit for bit, and so is what a
     rounding makes of it: the intervals of all boxes share the ray out without gap or overlap.
     """
-    enter = torch.full(directions.shape[1:], -torch.inf, dtype=torch.float64)
+    enter = torch.full_like(directions[0], -torch.inf)
     leave = torch.full_like(enter, torch.inf)
     for axis in range(3):
         start, step = float(camera.centre[axis]), directions[axis]
