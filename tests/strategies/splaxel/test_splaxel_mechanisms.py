@@ -135,11 +135,6 @@ def test_drop_blends_nothing_outside_its_own_box_where_regions_overlap(make_scen
 # Saturation
 
 
-@pytest.fixture
-def still_pair(make_pair):
-    return make_pair(KernelSet("portable"), STILL)
-
-
 def test_saturation_saves_render_exchange_and_supervision_and_changes_little(street, still_pair):
     passes = 3 * len(street.cameras)
     bare = still_pair.splaxel(street, 3, passes, **PLAIN)
@@ -191,7 +186,7 @@ def test_what_was_hidden_comes_back_when_light_reaches_it_as_reactivate_says(str
             strategy.step(order)
         return left_out, strategy.statistics()
 
-    results = VirtualWorld(3).run(main)
+    results = VirtualWorld(3).run(main, still_pair.kernels.device)
     left_out, counted = results[0]
     hidden = left_out[0]
     assert hidden > 0
@@ -363,7 +358,7 @@ def test_evaluation_between_steps_changes_neither_training_nor_counts(street, st
             strategy.render(street.cameras[1])
         return strategy.statistics()
 
-    assert VirtualWorld(2).run(main)[0] == job.statistics[0]
+    assert VirtualWorld(2).run(main, still_pair.kernels.device)[0] == job.statistics[0]
 
 
 def test_statistics_are_metrics_of_the_harness_alike_on_all_ranks_and_start_again(street, still_pair):
