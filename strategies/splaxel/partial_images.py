@@ -86,7 +86,8 @@ class BoxRenderer:
         view: whose occlusion history to use and to keep; None for neither.
         """
         sight, camera = sharing.sight, sharing.sight.camera
-        directions = None if self._boundary == "keep" else rays(camera, self._device)
+        with self._clock("raster_forward"):
+            directions = None if self._boundary == "keep" else rays(camera, self._device)
         instances = torch.zeros(splats.count, dtype=torch.int64, device=splats.rows.device)
         layers = {}
         for number, layer in enumerate(sight.layers):
@@ -96,7 +97,8 @@ class BoxRenderer:
             grids = [sight.box_grid(box, sharing.active) for box in layer.boxes]
             rendered = sharing.pixels_of(grids)
             for box, grid, pixels in zip(layer.boxes, grids, rendered, strict=True):
-                depth_range = self._depth_range(sight, boxes, box, directions)
+                with self._clock("raster_forward"):
+                    depth_range = self._depth_range(sight, boxes, box, directions)
                 history = self._occlusion.setdefault(box, OcclusionHistory(self._training))
                 limits = None if view is None else history.limits(view)
                 image = self._render(camera, splats, held[box], grid, depth_range, limits, workspace(box))

@@ -7,12 +7,13 @@ told to all, so that masks are known alike everywhere and positions stay implied
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from strategies.distribution.communicator import Communicator
+from strategies.distribution.host_group import to_host
 from strategies.splaxel import subtiles
 from strategies.splaxel.composition import Partials, light_in_front
 from strategies.splaxel.info import SplaxelOptions
@@ -57,7 +58,7 @@ class _ViewMasks:
 
 
 class Masks:
-    """Masks of all views. `active` before a visit, `learn` after it."""
+    """Masks of all views. `active` before a visit, `judge` and `learn` after it."""
 
     def __init__(self, comm: Communicator, options: SplaxelOptions):
         self._comm, self._options = comm, options
@@ -75,26 +76,38 @@ class Masks:
             return {}
         return {box: mask.active for box, mask in known.boxes.items()}
 
-    def learn(
-        self,
-        views: Sequence[int],
-        sharings: Sequence[Sharing],
-        stacks: Sequence[Partials],
-        images_seen: int,
-    ) -> None:
-        """Judge what each visit showed and agree on the masks of the next. Collective.
+    def judge(
+        self, views: Sequence[int], sharings: Sequence[Sharing], stacks: Sequence[Partials]
+    ) -> list[Callable[[], torch.Tensor]]:
+        """Judge what each visit showed, for `learn`: by view, sub-tiles that light reaches, on their way to the host.
 
         stacks: by view, all layers' partials at the pixels that this rank composited. A rank judges the tiles that it
         counts, front to back by the boxes' order.
         """
         if self._options.saturation == "off":
+            return []
+        return [
+            to_host(self._lit(self._views.setdefault(view, _ViewMasks()), sharing, stack))
+            for view, sharing, stack in zip(views, sharings, stacks, strict=True)
+        ]
+
+    def learn(
+        self,
+        views: Sequence[int],
+        sharings: Sequence[Sharing],
+        judged: Sequence[Callable[[], torch.Tensor]],
+        images_seen: int,
+    ) -> None:
+        """Agree on the masks of the next visits. judged: what `judge` returned. Collective.
+
+        It waits for what was judged alone: the device has the rest of the step to do meanwhile.
+        """
+        if self._options.saturation == "off":
             return
         rank, mine = self._comm.rank, []
-        for view, sharing, stack in zip(views, sharings, stacks, strict=True):
-            known = self._views.setdefault(view, _ViewMasks())
-            lit = self._lit(known, sharing, stack).cpu()
+        for sharing, lit in zip(sharings, judged, strict=True):
             own = sharing.counter == rank
-            mine += [subtiles.to_bits(grid)[own] for grid in lit]
+            mine += [subtiles.to_bits(grid)[own] for grid in lit()]
         told = self._comm.gather("masks", torch.cat(mine) if mine else torch.empty(0, dtype=torch.uint8))
         read = [0] * self._comm.ranks
         for view, sharing in zip(views, sharings, strict=True):
@@ -133,7 +146,7 @@ class Masks:
         light = light_in_front(signed.abs(), signed < 0)
         bright = light >= self._options.saturation_eps
         # What will be shown will be fresh: only dark pixels can need what they held.
-        regions = sharing.pixels_of([sharing.sight.layer_grid(layer, {}) for layer in layers])[:, places]
+        regions = sharing.pixels_of(sharing.sight.layer_grids)[:, places]
         dark = subtiles.numbers_of(regions & counted & ~(bright & shown))
         for layer, of_layer, at in zip(layers, signed, dark, strict=True):
             known.kept[layer.boxes] = (places[at].int(), of_layer[at])

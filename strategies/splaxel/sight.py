@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Literal
 
 import torch
@@ -54,12 +54,19 @@ class Sight:
             seen += grid
         return seen > 1
 
+    @cached_property
+    def layer_grids(self) -> list[torch.Tensor]:
+        """By layer, its region."""
+        return [self.layer_grid(layer, {}) for layer in self.layers]
+
+    @cached_property
+    def layer_tiles(self) -> list[torch.Tensor]:
+        """By layer, the tiles of its region, [tiles] bool."""
+        return [subtiles.tiles_of(grid) for grid in self.layer_grids]
+
     def layer_grid(self, layer: Layer, active: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """What a layer shows, its boxes together. active: by box, what a mask leaves; boxes without one show all."""
-        shown = torch.zeros(subtiles.grid_shape(self.camera), dtype=torch.bool)
-        for box in layer.boxes:
-            shown |= self.box_grid(box, active)
-        return shown
+        return reduce(torch.logical_or, [self.box_grid(box, active) for box in layer.boxes])
 
     def box_grid(self, box: int, active: Mapping[int, torch.Tensor]) -> torch.Tensor:
         grid = self.regions[box]
@@ -130,15 +137,21 @@ class Sharing:
     _sent: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, init=False)
 
     @cached_property
+    def grids(self) -> list[torch.Tensor]:
+        """By layer, what it shows."""
+        sight, nothing = self.sight, torch.zeros(subtiles.grid_shape(self.sight.camera), dtype=torch.bool)
+        layer_grids = (
+            [sight.layer_grid(layer, self.active) for layer in sight.layers] if self.active else sight.layer_grids
+        )
+        return [
+            grid if layer.rank in self.takes_part else nothing
+            for layer, grid in zip(sight.layers, layer_grids, strict=True)
+        ]
+
+    @cached_property
     def shown(self) -> torch.Tensor:
         """By layer, the pixels it sends to whoever needs them, [layers, H W] bool on the device."""
-        nothing = torch.zeros(subtiles.grid_shape(self.sight.camera), dtype=torch.bool)
-        return self.pixels_of(
-            [
-                self.sight.layer_grid(layer, self.active) if layer.rank in self.takes_part else nothing
-                for layer in self.sight.layers
-            ]
-        )
+        return self.pixels_of(self.grids)
 
     def pixels_of(self, grids: Sequence[torch.Tensor]) -> torch.Tensor:
         """Pixels of each grid, [len(grids), H W] bool on the device."""
@@ -159,8 +172,8 @@ class Sharing:
         if self.collector is not None:
             return torch.full((camera.tiles,), self.collector)
         seen = [
-            (layer.rank, subtiles.tiles_of(self.sight.layer_grid(layer, {})))
-            for layer in self.sight.layers
+            (layer.rank, tiles)
+            for layer, tiles in zip(self.sight.layers, self.sight.layer_tiles, strict=True)
             if layer.rank in self.takes_part
         ]
         counter = torch.full((camera.tiles,), min(self.takes_part, default=0))
@@ -182,9 +195,9 @@ class Sharing:
         """Tiles on which the rank computes a loss, [tiles] bool: those it counts and, with `compose: all`, shows."""
         tiles = self.counter == rank
         if self.compose == "all" and self.collector is None and rank in self.takes_part:
-            for layer in self.sight.layers:
+            for layer, grid in zip(self.sight.layers, self.grids, strict=True):
                 if layer.rank == rank:
-                    tiles = tiles | subtiles.tiles_of(self.sight.layer_grid(layer, self.active))
+                    tiles = tiles | subtiles.tiles_of(grid)
         return tiles
 
     def needs(self, rank: int) -> torch.Tensor:

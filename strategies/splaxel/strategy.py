@@ -111,6 +111,9 @@ class Splaxel(Strategy):
         if copies:
             with clock("exchange_boundary"):
                 partials = return_gradients(comm, copies, partials)
+        views = [visit.view for visit in visits]
+        with clock("masks"):
+            judged = self.masks.judge(views, sharings, stacks)
         with clock("project_backward"):
             for slot, (visit, s, o, partial) in enumerate(zip(visits, splats, own, partials, strict=True)):
                 rendered = o.instances[: s.count] > 0
@@ -120,7 +123,7 @@ class Splaxel(Strategy):
         with clock("optimize"):
             self._optimize(visits)
         with clock("masks"):
-            self.masks.learn([v.view for v in visits], sharings, stacks, self._images_seen)
+            self.masks.learn(views, sharings, judged, self._images_seen)
         with clock("repartition"):
             self._keep_up(visits, splats, own)
         self.counts.add(sharings, comm.rank)
@@ -225,7 +228,9 @@ class Splaxel(Strategy):
 
     def _render_boxes(self, sharing: Sharing, splats: op.Splats, slot: int, view: int | None = None) -> OwnImages:
         """view: whose occlusion history is used and kept; None for neither."""
-        held, boxes = self.territory.held(splats, sharing.sight), self.territory.boxes
+        boxes = self.territory.boxes
+        with self.ctx.clock("bin"):
+            held = self.territory.held(splats, sharing.sight)
         return self.renderer.forward(sharing, boxes, splats, held, lambda box: self._work(slot, box), view)
 
     def _picture(self, sharing: Sharing, composed: Composite) -> torch.Tensor:

@@ -15,6 +15,8 @@ WIDTH, HEIGHT = 8, 4
 """Pixels of a sub-tile: whole 16 x 16 tiles catch a fraction of what is saturated."""
 COLUMNS, ROWS = TILE // WIDTH, TILE // HEIGHT
 _BITS = torch.arange(ROWS * COLUMNS, dtype=torch.uint8)
+_PAIR = torch.int16
+"""A row of a tile's sub-tiles read as one number, the left one in its low byte: rows of tiles stay rows in memory."""
 _MOST_FLAGS = 1 << 28
 """Flags that are looked through at once: 4 GB of numbers if all are set; torch takes no more than 2^31."""
 
@@ -24,16 +26,10 @@ def grid_shape(camera: Camera) -> tuple[int, int]:
     return camera.tiles_y * ROWS, camera.tiles_x * COLUMNS
 
 
-def by_tile(grid: torch.Tensor) -> torch.Tensor:
-    """[tiles, 8] bool: a tile's sub-tiles in the order of their bits."""
-    rows, columns = grid.shape
-    blocks = grid.view(rows // ROWS, ROWS, columns // COLUMNS, COLUMNS)
-    return blocks.permute(0, 2, 1, 3).reshape(-1, ROWS * COLUMNS)
-
-
 def to_bits(grid: torch.Tensor) -> torch.Tensor:
     """One byte a tile, [tiles] uint8."""
-    return (by_tile(grid).to(torch.uint8) << _BITS).sum(dim=1, dtype=torch.uint8)
+    bits = [(pair & 1 | pair >> 7 & 2) << row * COLUMNS for row, pair in enumerate(_rows_of_tiles(grid))]
+    return (bits[0] | bits[1] | bits[2] | bits[3]).to(torch.uint8).flatten()
 
 
 def from_bits(bits: torch.Tensor, camera: Camera) -> torch.Tensor:
@@ -45,7 +41,8 @@ def from_bits(bits: torch.Tensor, camera: Camera) -> torch.Tensor:
 
 def tiles_of(grid: torch.Tensor) -> torch.Tensor:
     """Tiles with at least one sub-tile of the grid, [tiles] bool."""
-    return by_tile(grid).any(dim=1)
+    first, second, third, fourth = _rows_of_tiles(grid)
+    return (first | second | third | fourth).flatten() != 0
 
 
 def pixels_of(grid: torch.Tensor, camera: Camera) -> torch.Tensor:
@@ -105,6 +102,11 @@ def numbers_of(masks: torch.Tensor) -> list[torch.Tensor]:
         lengths = some.sum(dim=1).tolist()
         found += torch.nonzero(some)[:, 1].split(lengths)
     return found
+
+
+def _rows_of_tiles(grid: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """By row of a tile, the two sub-tiles there as one number, [tiles_y, tiles_x] each."""
+    return grid.contiguous().view(_PAIR).unflatten(0, (-1, ROWS)).unbind(dim=1)
 
 
 def _by_row(tiles: torch.Tensor, camera: Camera) -> torch.Tensor:
