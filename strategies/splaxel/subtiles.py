@@ -100,7 +100,7 @@ def numbers_of(masks: torch.Tensor) -> list[torch.Tensor]:
     for first in range(0, len(masks), together):
         some = masks[first : first + together]
         lengths = some.sum(dim=1).tolist()
-        found += torch.nonzero(some)[:, 1].split(lengths)
+        found += torch.nonzero(some)[:, 1].contiguous().split(lengths)
     return found
 
 
