@@ -168,7 +168,7 @@ class Masks:
                 self._count(pruned, saturated, region, mask.since, images_seen)
                 active = (reached & mask.active) if never else reached
                 active = active | ~region
-                since = torch.where(active, 0, torch.where(mask.active, images_seen, mask.since))
+                since = mask.since.masked_fill(mask.active, images_seen).masked_fill_(active, 0)
                 known.boxes[box] = _Mask(active, since)
         known.visits += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from cuda_src import layout
 from cuda_src.camera import Camera
 from cuda_src.operators import KernelSet
-from strategies.base import World
+from strategies.base import Shard, World
 from strategies.distribution.communicator import Communicator, LocalCommunicator
 from strategies.distribution.ledger import Ledger
 from strategies.distribution.virtual import VirtualWorld
@@ -29,8 +30,8 @@ SMOOTH = Training(sh_every=0, epsilon=1e-8, background=(0.3, 0.1, 0.6))
 
 @dataclass
 class Trained:
-    """A job after some steps. parameters, moment1: in the order of ids; they, losses and image lie on the host.
-    statistics, ledger: by rank."""
+    """A job after some steps, and a reader of its model. parameters, moment1: in the order of ids; they, losses and
+    image lie on the host. statistics, ledger: by rank."""
 
     parameters: torch.Tensor
     moment1: torch.Tensor
@@ -40,6 +41,14 @@ class Trained:
     reports: list
     statistics: list[dict[str, float]]
     ledgers: list[Ledger]
+
+    @property
+    def count(self) -> int:
+        return len(self.parameters)
+
+    def shards(self) -> Iterator[Shard]:
+        for strategy in self.strategies:
+            yield from strategy.shards()
 
 
 def _by_id(strategies, name: str) -> torch.Tensor:

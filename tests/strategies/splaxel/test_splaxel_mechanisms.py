@@ -10,7 +10,6 @@ from cuda_src import layout
 from cuda_src.operators import KernelSet
 from harness.measure.quality import psnr
 from harness.records.schema import METRICS
-from strategies.base import Shard
 from strategies.distribution.communicator import LocalCommunicator
 from strategies.distribution.halo import SSIM_HALO, dilate
 from strategies.distribution.virtual import VirtualWorld
@@ -326,19 +325,12 @@ def test_balanced_work_is_left_where_it_is(small_scene, still_pair):
 
 def test_a_model_saved_and_loaded_renders_the_same(small_scene, pair):
     job = pair.splaxel(small_scene, 2, 3, **EXACT)
-    saved = [s for strategy in job.strategies for s in strategy.shards()]
-
-    class Saved:
-        count = small_scene.source.count
-
-        def shards(self):
-            yield from (Shard(s.ids, s.parameters, s.moment1, s.moment2) for s in saved)
 
     def main(comm):
         strategy = Splaxel()
         context = small_scene.context(pair.kernels, pair.training, 1, comm)
         strategy.setup(context, small_scene.source, small_scene.images, SplaxelOptions(**EXACT))
-        strategy.load(Saved())
+        strategy.load(job)
         return strategy.render(small_scene.cameras[0])
 
     image = VirtualWorld(3).run(main)[0]

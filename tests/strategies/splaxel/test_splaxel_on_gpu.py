@@ -7,6 +7,9 @@ import torch
 
 from cuda_src import layout
 from cuda_src.operators import KernelSet
+from strategies.distribution.virtual import VirtualWorld
+from strategies.splaxel.info import SplaxelOptions
+from strategies.splaxel.strategy import Splaxel
 from strategies.training.config import Training
 
 pytestmark = pytest.mark.gpu
@@ -130,3 +133,17 @@ def test_views_that_see_nothing_count_their_loss_once(small_scene, on_gpu, optio
     small_scene.cameras = small_scene.cameras[:1]
     job = on_gpu().splaxel(small_scene, 2, 2, **options)
     assert_equal(job, on_gpu().single(small_scene, 2))
+
+
+def test_a_model_saved_on_two_ranks_and_loaded_on_three_renders_the_same(make_scene, on_gpu):
+    scene, pair = make_scene(count=COUNT), on_gpu()
+    job = pair.splaxel(scene, 2, 3, **EXACT)
+
+    def main(comm):
+        strategy = Splaxel()
+        context = scene.context(pair.kernels, pair.training, 1, comm)
+        strategy.setup(context, scene.source, scene.images, SplaxelOptions(**EXACT))
+        strategy.load(job)
+        return strategy.render(scene.cameras[0])
+
+    assert (VirtualWorld(3).run(main, pair.kernels.device)[0].cpu() - job.image).abs().max() <= 1e-5
