@@ -22,13 +22,14 @@ class PixelOwners(Protocol):
     """Any partition of a batch's images into pixels of ranks, known to all of them."""
 
     def pixel_owner(self, view: int) -> torch.Tensor:
-        """Rank of each pixel of that view of the batch, [H, W] int64."""
+        """Rank of each pixel of that view of the batch, [H, W] int64, on the host or where the images lie."""
         ...
 
 
 @dataclass(frozen=True)
 class Halo:
-    """Which pixels a rank gives and takes, by other rank, then view: their numbers in it, [n] int64 on the host.
+    """Which pixels a rank gives and takes, by other rank, then view: their numbers in it, [n] int64, all of them on the
+    host or all where the images lie.
 
     Nothing but values travels: what one gives is what the other takes, in the same order.
     """
@@ -41,7 +42,9 @@ class Halo:
         """All of them, gives before takes, on that device, where they stay: nobody waits."""
         if device not in self._placed:
             every = [numbers for of_rank in (*self.gives, *self.takes) for numbers in of_rank]
-            self._placed[device] = queued_copy(torch.cat(every), device).split([len(numbers) for numbers in every])
+            numbers = torch.cat(every)
+            there = numbers if numbers.device == device else queued_copy(numbers, device)
+            self._placed[device] = there.split([len(of_view) for of_view in every])
         return self._placed[device]
 
 
@@ -54,10 +57,10 @@ def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
 
 def halo_of_pixels(owners: PixelOwners, rank: int, ranks: int, views: int) -> Halo:
     """The halo of a rank in any partition, from masks of whole images."""
-    none = torch.empty(0, dtype=torch.int64)
+    of_views = [owners.pixel_owner(view) for view in range(views)]
+    none = of_views[0].new_empty(0)
     gives, takes = ([[none] * views for _ in range(ranks)] for _ in range(2))
-    for view in range(views):
-        owner = owners.pixel_owner(view)
+    for view, owner in enumerate(of_views):
         mine = owner == rank
         if not bool(mine.any()):
             continue
