@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from itertools import permutations
 
 import torch
 
@@ -43,7 +44,7 @@ class Witness:
 
     def __init__(self, job: Job, devices: Sequence[torch.device]):
         self._job, self._ranks = job, job.ranks
-        self._device = job.device
+        self._devices = tuple(dict.fromkeys(devices))
         self.present = job.device.type == "cuda"
         self._nvml: Nvml | None = None
         self._windows: list[Window] = []
@@ -152,27 +153,40 @@ class Witness:
         self.end()
         if self._nvml is not None:
             self._drift = [Drift.of(window) for window in self._windows]
-        if len(self._gpus) < 2 or len(self._gpus) != self._ranks.ranks:
+        if len(self._gpus) < 2 or len(self._gpus) != len(self._places):
             return
-        rows = KNOWN_BYTES // _ROW // (self._ranks.ranks - 1)
+        rows = KNOWN_BYTES // _ROW // (len(self._places) - 1)
         self._exchange_known(rows, 1)  # Sets connections up, which has traffic of its own.
         self.begin()
         start = time.perf_counter()
         moved = self._exchange_known(rows, KNOWN_TIMES)
-        synchronize(self._device)
+        for device in self._devices:
+            synchronize(device)
         seconds = self._ranks.slowest(time.perf_counter() - start)
         self.end()
-        self._job.measure("link_bandwidth", moved * (self._ranks.ranks - 1) / seconds, "mean")
+        self._job.measure("link_bandwidth", moved * (len(self._places) - 1) / seconds, "mean")
         if self._nvml is not None:
-            ranks = self._ranks.ranks
-            verdict = self._judged(torch.full((ranks, ranks), moved, dtype=torch.int64))
+            places = len(self._places)
+            verdict = self._judged(torch.full((places, places), moved, dtype=torch.int64))
             if verdict.ratio is not None:
                 self._job.measure("wire_over_ledger", verdict.ratio, "sum", stage="calibration")
             if verdict.problem is not None:
                 self._job.invalid = f"calibration: {verdict.problem}"
 
     def _exchange_known(self, rows: int, times: int) -> int:
-        """Every rank sends every other that many rows so many times; the bytes from one to another."""
+        """Every place sends every other that many rows so many times; the bytes from one to another."""
+        if len(self._devices) > 1:
+            pairs = [
+                (
+                    torch.zeros((rows, _ROW), dtype=torch.uint8, device=a),
+                    torch.empty((rows, _ROW), dtype=torch.uint8, device=b),
+                )
+                for a, b in permutations(self._devices, 2)
+            ]
+            for _ in range(times):
+                for source, target in pairs:
+                    target.copy_(source, non_blocking=True)
+            return rows * _ROW * times
         ranks, rank = self._ranks.ranks, self._ranks.rank
         counts = [0 if other == rank else rows for other in range(ranks)]
         comm = self._ranks.comm
@@ -183,7 +197,8 @@ class Witness:
         return rows * _ROW * times
 
     def _meet(self) -> None:
-        synchronize(self._device)
+        for device in self._devices:
+            synchronize(device)
         self._ranks.barrier()
 
     def _uuids(self, devices: Sequence[torch.device]) -> list[str]:
