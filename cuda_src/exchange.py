@@ -4,8 +4,8 @@ A view's records travel by destination, and to one destination in the order of t
 rank's records for itself never enter the buffer: their places in it are left as they are (the `hole`).
 
 Where all ranks know rooms for a view, so many rows go from each to each, however many records there are, and no host
-need know. What records leave of a room holds splats without a depth, which have no tile; its last row is none of theirs:
-on the way back it holds the overflow flag of who renders.
+need know. What records leave of a room holds splats without a depth, which have no tile; its last row is never one of
+theirs: on the way back it holds the overflow flag of who renders.
 """
 
 from __future__ import annotations
@@ -106,7 +106,15 @@ def route_splats(
     if rooms is not None and (splats.overflow is None or len(rooms) != ranks or min(rooms) < 1):
         raise ValueError(f"expected splats with a room, and a row or more for each of {ranks} ranks, got {rooms}")
     return kernels.called.route_splats(
-        kernels, splats, camera, owners, ranks, workspace, depth_limit, min_opacity, None if rooms is None else tuple(rooms)
+        kernels,
+        splats,
+        camera,
+        owners,
+        ranks,
+        workspace,
+        depth_limit,
+        min_opacity,
+        None if rooms is None else tuple(rooms),
     )
 
 

@@ -74,6 +74,8 @@ class DeviceLane:
     ):
         self._device, self._timeout, self._on_silence, self._pace = device, timeout, on_silence, pace
         self._stream = torch.cuda.Stream(device)
+        # Asked once: the answer takes longer than the event it is for.
+        self._compute = torch.cuda.current_stream(device)
         self._pacer = torch.cuda.Stream(device)
         self._cycles = 0.0 if pace is None else cycles_per_second(device)
         self._waits: deque[Wait] = deque()
@@ -83,7 +85,7 @@ class DeviceLane:
 
     def mark(self) -> torch.cuda.Event:
         """The computation queued so far."""
-        return _mark(torch.cuda.current_stream(self._device))
+        return _mark(self._compute)
 
     @contextmanager
     def crossing(self, tally: Tally, size: int, after: torch.cuda.Event | None = None) -> Iterator[Crossing]:
@@ -102,7 +104,7 @@ class DeviceLane:
     def inline(self, tally: Tally, size: int) -> Iterator[None]:
         """Inside, an exchange is queued on the computation's own stream, which stands still for it; the host may wait
         there for what comes. size: as above."""
-        compute = torch.cuda.current_stream(self._device)
+        compute = self._compute
         one = Crossing(tally, _mark(compute), torch.cuda.Event(enable_timing=True))
         self._watched.append(one)
         with self._paced(size, one.began, compute):
@@ -113,7 +115,7 @@ class DeviceLane:
 
     def join(self, one: Crossing) -> None:
         """The computation queued from here on waits for the exchange."""
-        compute = torch.cuda.current_stream(self._device)
+        compute = self._compute
         asked = _mark(compute)
         compute.wait_event(one.ended)
         self._keep(Wait(one.tally, asked, _mark(compute), lambda: one.began.elapsed_time(one.ended) * 1e-3))
@@ -122,7 +124,7 @@ class DeviceLane:
     def standstill(self, tally: Tally, took: Callable[[], float]) -> Iterator[None]:
         """Inside, the host waits for something that it needs to go on; the computation's stream runs dry meanwhile, or
         does not. took: seconds of what is waited for, asked afterwards."""
-        compute = torch.cuda.current_stream(self._device)
+        compute = self._compute
         asked = _mark(compute)
         yield
         self._keep(Wait(tally, asked, _mark(compute), took))

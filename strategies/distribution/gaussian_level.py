@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 
@@ -30,7 +29,7 @@ from strategies.distribution.tile_costs import tile_work
 from strategies.distribution.tile_lists import TileLists
 from strategies.gaussians import Gaussians
 from strategies.info import Options
-from strategies.training.late_steps import Outcome, Plan, StepQueue
+from strategies.training.late_steps import Outcome, Plan, StepQueue, report_of
 from strategies.training.occlusion import OcclusionHistory
 from strategies.training.optimizer import RowAdam
 from strategies.training.rooms import Rooms
@@ -43,8 +42,9 @@ class Share:
     """A rank's share of one view of a batch, and what has been made of it so far.
 
     view: its number, None for one without. degree: of the harmonics. tiles: this rank's, [k] int32, and owners: the
-    rank of every tile, [tiles] int32, on the device. limit: greatest depth of each tile. room: of its passage; None where
-    the host reads counts. splats: those that arrived. loss: 0-d, of the tiles. cost: of the tiles, [k], see `tile_work`.
+    rank of every tile, [tiles] int32, on the device. limit: greatest depth of each tile. room: of its passage; None
+    where the host reads counts. splats: those that arrived. loss: 0-d, of the tiles. cost: of the tiles, [k], see
+    `tile_work`.
     """
 
     view: int | None
@@ -116,18 +116,12 @@ class GaussianLevel(Strategy):
         if self.late is None or rooms is None:
             self.settle()
             done = self._exactly(plan, regions)
-            outcome = partial(Outcome, done.loss, done.visible_gaussians, done.tile_instances)
+            report = StepReport(len(plan.views), 1, done.loss, done.visible_gaussians, done.tile_instances)
         else:
-            outcome = self.late.put(self._queued(plan, regions, rooms))
+            report = report_of(len(plan.views), self.late.put(self._queued(plan, regions, rooms)))
         with self.ctx.clock("rebalance"):
             self._redistribute()
-        return StepReport(
-            len(plan.views),
-            1,
-            lambda: outcome().loss,
-            lambda: outcome().visible_gaussians,
-            lambda: outcome().tile_instances,
-        )
+        return report
 
     def _begin(self, queue: ViewQueue) -> None:
         """What comes before a step."""
@@ -175,7 +169,9 @@ class GaussianLevel(Strategy):
         self.settle()
         view = self._view_numbers.get(id(camera))
         regions = self.balance.cut([-1 if view is None else view], [camera])
-        (share,) = shares = self._embark([view], regions, [self.shared], sh_degree(self.ctx.training, self._images_seen))
+        (share,) = shares = self._embark(
+            [view], regions, [self.shared], sh_degree(self.ctx.training, self._images_seen)
+        )
         self._depart(shares)
         self._composite(shares)
         self._put_in_order(shares)

@@ -98,13 +98,7 @@ class NcclCommunicator(Communicator):
         size = most * math.prod(send.shape[1:]) * send.element_size()
         after = terms.after if isinstance(terms.after, torch.cuda.Event) else None
         with lane.crossing(self._tally(stage), size, after) as crossing:
-            # One grouped call: point-to-point calls of one's own making take the host four times as long.
-            others = [rank for rank in range(self.ranks) if rank != own]
-            rows_to, rows_from = ([rows[:0]] * self.ranks for rows in (send, received))
-            for rank in others:
-                rows_to[rank], rows_from[rank] = send[out[rank]], received[back[rank]]
-            if others:
-                dist.all_to_all(rows_from, rows_to)
+            _all_to_others(send, received, out, back, own)
             if terms.own:
                 received[back[own]].copy_(send[out[own]])
 
@@ -186,6 +180,25 @@ def connect(timeout: float, pace: float | None = None) -> NcclCommunicator:
     dist.init_process_group("nccl", timeout=limit, device_id=device, pg_options=options)
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     return NcclCommunicator(device, hosts, timeout, pace)
+
+
+def _all_to_others(send: torch.Tensor, received: torch.Tensor, out: list[slice], back: list[slice], own: int) -> None:
+    """Each rank's rows to it, and its own from it, but for the rank's own to itself.
+
+    As one call: point-to-point calls of one's own making take the host many times as long.
+    """
+    ranks = len(out)
+    if ranks == 2:  # What goes to the only other one is a run of rows, and that call takes the host the least.
+        peer = 1 - own
+        to, come = [0, 0], [0, 0]
+        to[peer], come[peer] = (bounds.stop - bounds.start for bounds in (out[peer], back[peer]))
+        dist.all_to_all_single(received[back[peer]], send[out[peer]], come, to)
+    elif ranks > 2:
+        rows_to, rows_from = ([rows[:0]] * ranks for rows in (send, received))
+        for rank in range(ranks):
+            if rank != own:
+                rows_to[rank], rows_from[rank] = send[out[rank]], received[back[rank]]
+        dist.all_to_all(rows_from, rows_to)
 
 
 def _bounds(counts: list[int]) -> list[slice]:

@@ -14,7 +14,7 @@ from strategies.gaussians import Gaussians
 from strategies.info import Options
 from strategies.morton import source_order
 from strategies.training.late_pictures import LatePictures
-from strategies.training.late_steps import LateSteps, Outcome, Plan
+from strategies.training.late_steps import LateSteps, Outcome, Plan, report_of
 from strategies.training.occlusion import OcclusionHistory, with_instances
 from strategies.training.optimizer import RowAdam
 from strategies.training.rooms import Rooms
@@ -56,13 +56,7 @@ class Single(Strategy):
             return StepReport(len(plan.views), 1, done.loss, done.visible_gaussians, done.tile_instances)
         seen = self._train(plan, rooms)
         outcome = self.late.add(plan, rooms, [bins for _, bins, _ in seen], [loss for *_, loss in seen])
-        return StepReport(
-            len(plan.views),
-            1,
-            lambda: outcome().loss,
-            lambda: outcome().visible_gaussians,
-            lambda: outcome().tile_instances,
-        )
+        return report_of(len(plan.views), outcome)
 
     def _exactly(self, plan: Plan) -> Outcome:
         """One step with the sizes that the host reads."""

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from cuda_src.operators import Bins, Room
+from strategies.base import StepReport
 from strategies.training.rooms import Need, Readback, Rooms
 
 
@@ -29,6 +30,17 @@ class Outcome:
     loss: torch.Tensor
     visible_gaussians: int
     tile_instances: int
+
+
+def report_of(images: int, outcome: Callable[[], Outcome]) -> StepReport:
+    """The report of a step that may not be settled yet: asking it settles the step."""
+    return StepReport(
+        images,
+        1,
+        lambda: outcome().loss,
+        lambda: outcome().visible_gaussians,
+        lambda: outcome().tile_instances,
+    )
 
 
 class QueuedStep(ABC):
