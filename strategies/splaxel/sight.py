@@ -228,6 +228,9 @@ class Sharing:
             self._find_sent([(number, other) for other in range(ranks)])
         self._find_sent([(number, rank) for number in range(len(self.sight.layers)) if number not in mine])
         self.needed(rank)
+        # What the others composite has said what they are sent: a few MB a rank that nobody asks for any more.
+        for other in set(self._needs) - {rank}:
+            del self._needs[other]
 
     @cached_property
     def pixel_counter(self) -> torch.Tensor:

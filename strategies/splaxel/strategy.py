@@ -140,6 +140,7 @@ class Splaxel(Strategy):
             margins = self.territory.margins([-1], [camera], [splats])[0]
         sight = self.territory.sight(camera, margins=margins)
         sharing = Sharing(sight, {}, everyone, self.options.compose, self.device, collector=0)
+        sharing.prepare(self.comm.rank, self.comm.ranks)
         if self.options.boundary == "exact":
             wanted = self.territory.wanted(splats, sight, everyone)
             splats = send_copies(self.comm, [splats], [wanted])[0][0]

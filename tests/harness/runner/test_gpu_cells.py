@@ -47,6 +47,7 @@ def values(record: Record, metric: str) -> list[float]:
 def test_a_cell_on_one_gpu_has_energy_and_clocks_and_ranks_that_share_it_their_bytes(tmp_path, monkeypatch):
     gpus(1)
     cases = "  - {name: one, strategy: single}\n  - {name: shared, ranks: 4, engine: virtual}\n"
+    cases += "  - {name: boxes, strategy: splaxel, ranks: 4, engine: virtual}\n"
     for record in run(tmp_path, monkeypatch, cases).values():
         # Other tests may use the GPU at the same time, which is a reason of its own.
         assert record.status == "ok" or "foreign process" in (record.reason or "")
