@@ -6,6 +6,7 @@ rank's records for itself never enter the buffer: their places in it are left as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -144,6 +145,23 @@ def pack_gradients(
 ) -> None:
     """The columns that travel back, of all records but the rank's own; zeros counts rows that are exactly zero."""
     kernels.called.pack_gradients(kernels, gradients, hole, out, zeros)
+
+
+def add_to_owners(
+    kernels: KernelSet,
+    gradients: torch.Tensor,  # [M, GRADIENT] real, by tile instance, rows may lie further apart
+    slots: torch.Tensor,  # [M] int32, slot of each instance's record
+    walked: torch.Tensor,  # [M] bool, instances that count
+    accumulators: Sequence[torch.Tensor],  # by owner [n, ACCUMULATOR_STRIDE] real, contiguous, added to
+) -> None:
+    """Add each instance's gradient, the columns that travel back, to the accumulator of its slot.
+
+    Slots are numbered owner after owner. The accumulators may lie on other devices that this one reaches; several
+    devices may add to those of one owner at once, but to different ones. ValueError for more than 64 owners.
+    """
+    if len(accumulators) > MOST_RANKS:
+        raise ValueError(f"expected at most {MOST_RANKS} owners, got {len(accumulators)}")
+    kernels.called.add_to_owners(kernels, gradients, slots, walked, accumulators)
 
 
 def sum_gradients(

@@ -83,17 +83,18 @@ class Place:
     ) -> None:
         """Gradients of the splats of the inbox, left where their owners find them."""
         for view, frame in frames.items():
+            splats, bins = back.summed_by(frame)
             gradients = op.raster_backward(
                 self.kernels,
-                frame.splats,
-                frame.bins,
+                splats,
+                bins,
                 frame.raster,
                 regions.cameras[view],
                 losses[view].gradient,
                 self.arena.works[view],
                 self.background,
             )
-            back.leave(view, self.number, gradients)
+            back.leave(view, self.number, frame, gradients)
 
     def project_backward(self, regions: Regions, degree: int, own: Addressed, partials: Sequence[torch.Tensor]) -> None:
         """From the gradients of this place's splats, by view, to those of its rows."""

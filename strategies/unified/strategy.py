@@ -60,7 +60,9 @@ class Unified(Strategy):
             truths = {device: [self._truth(view, device) for view in views] for device in devices}
             losses = each(lambda p: p.losses(frames[p.number], truths[p.arena.device]))
         with clock("raster_backward"):
-            back = GRADIENT_RETURNS[self.options.exchange](route, [place.arena for place in self.places])
+            arenas = [place.arena for place in self.places]
+            back = GRADIENT_RETURNS[self.options.exchange](route, arenas, ctx.kernels)
+            self._streams.meet()
             each(lambda p: p.raster_backward(regions, frames[p.number], losses[p.number], back))
         with clock("exchange_backward"):
             partials = each(lambda p: [back.collect(view, p.number) for view in range(ctx.batch)])

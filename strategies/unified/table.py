@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 
@@ -83,6 +84,8 @@ def _on_gpus(
         shape = (count, PARAMETERS)
         return [one.seen_by(gpu, shape) for one in memory] or [torch.empty(shape, device=gpu) for _ in range(TABLES)]
 
+    for one, other in permutations(dict.fromkeys(gpus), 2):
+        torch.zeros(1, device=one).to(other)  # From here on PyTorch's memory is within each other's reach too.
     try:
         for _ in range(TABLES if parts else 0):
             numbers = [gpu.index for gpu in dict.fromkeys(gpus)]

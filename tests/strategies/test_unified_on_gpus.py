@@ -32,7 +32,7 @@ PLACES = [
     pytest.param((1, 0, 1), marks=pytest.mark.multigpu),
 ]
 PLACEMENTS = ["round_robin", "striped", "managed"]
-EXCHANGES = ["push", "local_reduce"]
+EXCHANGES = ["push", "remote_atomic", "local_reduce"]
 
 
 @pytest.fixture(autouse=True)
