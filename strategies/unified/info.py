@@ -44,5 +44,6 @@ INFO = StrategyInfo(
     processes="one",
     engines=("local",),
     exact_when="always, on any number of places",
+    gpu_kernels=("compiled",),
     lacks=lacks,
 )
