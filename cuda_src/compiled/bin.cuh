@@ -143,3 +143,6 @@ struct Tiles {
 static_assert(2 * 13 + 5 == 31, "corner and columns leave one bit");
 
 inline unsigned whole_blocks(int64_t count) { return static_cast<unsigned>((count + THREADS - 1) / THREADS); }
+
+// The first half of binning, in bin.cu.
+EXPORT int order_splats(Queue queue, const View* view, const Given* given, const Work* work, int64_t* splat_starts);

@@ -150,3 +150,12 @@ EXPORT int list_bins(Queue queue, const View* view, const Given* given, const Wo
                                                                  work->totals(), starts, needed);
     return cudaGetLastError();
 }
+
+// Both halves, where the sizes are those of a room.
+EXPORT int bin_view(Queue queue, const View* view, const Given* given, const Work* work, int64_t instances,
+                    int64_t tiles, int tile_bits, uint32_t* memory, int64_t pitch, int* splat, int64_t* starts,
+                    int64_t* needed) {
+    int failed = order_splats(queue, view, given, work, nullptr);
+    if (failed) return failed;
+    return list_bins(queue, view, given, work, instances, tiles, tile_bits, memory, pitch, splat, starts, needed);
+}

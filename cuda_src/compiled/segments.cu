@@ -28,10 +28,12 @@ __device__ int count_in(int* counts, int which) {
     return __shfl_sync(peers, before, leader) + __popc(peers & ((1u << lane_index()) - 1u));
 }
 
-__global__ void __launch_bounds__(PLAN_THREADS) plan(Segments segments, const int* tiles, int count,
+__global__ void __launch_bounds__(PLAN_THREADS) plan(Segments segments, int cleared, const int* tiles, int count,
                                                      const int64_t* starts) {
     __shared__ int counts[CLASSES];
     __shared__ int slots;
+    int4* words = reinterpret_cast<int4*>(segments.head);
+    for (int i = threadIdx.x; i < cleared; i += PLAN_THREADS) words[i] = make_int4(0, 0, 0, 0);
     for (int i = threadIdx.x; i < CLASSES; i += PLAN_THREADS) counts[i] = 0;
     if (threadIdx.x == 0) slots = 0;
     __syncthreads();
@@ -86,9 +88,10 @@ Segments segments_in(void* memory, int64_t tiles, int64_t instances, int64_t* cl
     return {head,  head + 4, head + 4 + slots, head + 4 + 2 * slots, first, reinterpret_cast<float*>(first + items)};
 }
 
-cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, const int* tiles, int64_t count,
-                          const int64_t* starts) {
-    plan<<<1, PLAN_THREADS, 0, stream>>>(segments, tiles, static_cast<int>(count), starts);
+cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, int64_t cleared, const int* tiles,
+                          int64_t count, const int64_t* starts) {
+    int words = static_cast<int>(cleared / static_cast<int64_t>(sizeof(int4)));
+    plan<<<1, PLAN_THREADS, 0, stream>>>(segments, words, tiles, static_cast<int>(count), starts);
     return cudaGetLastError();
 }
 

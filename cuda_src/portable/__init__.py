@@ -19,6 +19,7 @@ from cuda_src.portable.projection import project, project_backward  # noqa: E402
 from cuda_src.portable.statistics import densification_statistics  # noqa: E402
 from cuda_src.reference.exchange import (  # noqa: E402  On its own tile lists; the rest is copies.
     add_to_owners,
+    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
@@ -34,6 +35,7 @@ __all__ = [
     "bin_splats",
     "compile_all",
     "densification_statistics",
+    "flag_gradients",
     "keep_records",
     "l1_ssim",
     "pack_gradients",

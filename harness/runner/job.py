@@ -19,7 +19,7 @@ from cuda_src.operators import KernelSet
 from harness.errors import UserError
 from harness.measure.clock import StageClock
 from harness.measure.statistics import median
-from harness.records.schema import METRICS, Measurement, RecordImage, SceneFacts, WorkerResult
+from harness.records.schema import METRICS, REMARK, Measurement, RecordImage, SceneFacts, WorkerResult
 from harness.runner.ranks import Ranks
 from harness.runner.result import CELL, write_result
 from harness.runner.spending import Spending
@@ -161,7 +161,10 @@ class Job:
             bounds=source.bounds,
             extent=scene.extent,
         )
-        strategy.setup(context, source, scene.images, info.options.model_validate(self.cell.options))
+        options = info.options.model_validate(self.cell.options)
+        if remark := info.remark(options, self.cell.ranks):
+            self.notes[REMARK] = remark
+        strategy.setup(context, source, scene.images, options)
         return strategy
 
     def read_images(self, scene: Scene, views: tuple[int, ...]) -> None:
