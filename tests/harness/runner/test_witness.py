@@ -138,10 +138,10 @@ def test_traffic_energy_and_clocks_of_a_good_window_are_measured(counters):
 @pytest.mark.parametrize(("loss", "verdict"), [(0.1, "within bounds"), (0.2, "place")])
 def test_one_process_that_drives_two_gpus_is_calibrated_and_judged_as_loads_and_stores_are(counters, loss, verdict):
     class Calibrated(Witness):
-        def _exchange_known(self, rows: int) -> int:
+        def _exchange_known(self, rows: int, times: int) -> int:
             for source in (0, 1):
-                counters.move(source, 1 - source, rows * 4096)
-            return rows * 4096
+                counters.move(source, 1 - source, rows * times * 4096)
+            return rows * times * 4096
 
     comm = LocalCommunicator("cuda:0", places=2)
     job = Job(comm)
