@@ -167,6 +167,23 @@ def pack_gradients(
     kernels.called.pack_gradients(kernels, gradients, hole, out, zeros)
 
 
+def add_to_owners(
+    kernels: KernelSet,
+    gradients: torch.Tensor,  # [M, GRADIENT] real, by tile instance, rows may lie further apart
+    slots: torch.Tensor,  # [M] int32, slot of each instance's record
+    walked: torch.Tensor,  # [M] bool, instances that count
+    accumulators: Sequence[torch.Tensor],  # by owner [n, ACCUMULATOR_STRIDE] real, contiguous, added to
+) -> None:
+    """Add each instance's gradient, the columns that travel back, to the accumulator of its slot.
+
+    Slots are numbered owner after owner. The accumulators may lie on other devices that this one reaches; several
+    devices may add to those of one owner at once, but to different ones. ValueError for more than 64 owners.
+    """
+    if len(accumulators) > MOST_RANKS:
+        raise ValueError(f"expected at most {MOST_RANKS} owners, got {len(accumulators)}")
+    kernels.called.add_to_owners(kernels, gradients, slots, walked, accumulators)
+
+
 def flag_gradients(
     kernels: KernelSet,
     overflow: torch.Tensor,  # [1] int32

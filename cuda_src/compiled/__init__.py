@@ -19,10 +19,12 @@ from cuda_src.compiled.loss import l1_ssim
 from cuda_src.compiled.packing import pack_rows, unpack_rows
 from cuda_src.compiled.projection import project, project_backward
 from cuda_src.compiled.raster import raster_backward, raster_forward
+from cuda_src.compiled.remote import add_to_owners
 from cuda_src.compiled.statistics import densification_statistics
 
 __all__ = [
     "adam_rows",
+    "add_to_owners",
     "bin_splats",
     "bound_groups",
     "densification_statistics",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -71,7 +71,7 @@ class SharedMemory:
         self._layout = _Layout(self._parts, len(parts), self._devices, len(devices))
         library()  # Built before memory is asked for.
         address = ctypes.c_void_p()
-        call(_FUNCTIONS[kind][0], self._queue, ctypes.byref(self._layout), ctypes.byref(address))
+        self._call(_FUNCTIONS[kind][0], ctypes.byref(address))
         self._address = address.value
 
     def seen_by(self, device: torch.device, shape: tuple[int, ...]) -> torch.Tensor:
@@ -84,9 +84,12 @@ class SharedMemory:
         """Wait for all devices and give the memory back; a second call does nothing."""
         address, self._address = self._address, None
         if address is not None:
-            call(
-                _FUNCTIONS[self._kind][1], self._queue, ctypes.byref(self._layout), ctypes.c_void_p(address)
-            )  # fmt: skip
+            self._call(_FUNCTIONS[self._kind][1], ctypes.c_void_p(address))
+
+    def _call(self, function: str, address: Any) -> None:
+        """Leaves this thread's device as PyTorch takes it to be: the functions visit all of them."""
+        with torch.cuda.device(self._queue):
+            call(function, self._queue, ctypes.byref(self._layout), address)
 
 
 def check_reach(devices: Sequence[int]) -> None:
@@ -157,7 +160,7 @@ def tensor_at(address: int, shape: tuple[int, ...], device: torch.device) -> tor
     _handed_out.append((managed, sizes))
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    made = torch.utils.dlpack.from_dlpack(new(ctypes.addressof(managed), _CAPSULE_NAME, None))
+    made = torch.from_dlpack(new(ctypes.addressof(managed), _CAPSULE_NAME, None))
     where = torch.device("cuda", number) if device.type == "cuda" else torch.device("cpu")
     if made.device != where or (made.numel() and made.data_ptr() != address):
         raise RuntimeError(f"a tensor at {address:#x} on {device} was made at {made.data_ptr():#x} on {made.device}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -156,3 +157,17 @@ def _outside(hole: Hole, rows: int) -> tuple[slice, slice]:
 def _zero_rows(rows: torch.Tensor) -> torch.Tensor:
     """How many are exactly zero, 0-d; not a number is not zero."""
     return (rows == 0).all(dim=1).sum()
+
+
+def add_to_owners(
+    kernels: KernelSet,
+    gradients: torch.Tensor,
+    slots: torch.Tensor,
+    walked: torch.Tensor,
+    accumulators: Sequence[torch.Tensor],
+) -> None:
+    first = 0
+    for rows in accumulators:
+        own = walked & (slots >= first) & (slots < first + len(rows))
+        rows[:, :SENT_GRADIENTS].index_add_(0, slots[own].long() - first, gradients[own, :SENT_GRADIENTS])
+        first += len(rows)

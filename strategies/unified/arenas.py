@@ -43,17 +43,20 @@ class Streams(Generic[P]):
     def join(self, launched: Sequence[Future[T]]) -> list[T]:
         """Wait for all places; results by place. The exception of the first place that had one is raised here.
 
-        The host waits for its threads alone. What they queued on GPUs is awaited there: whatever is queued next on any
-        of them, by any thread, comes after it.
+        The host waits for its threads alone, GPUs for each other.
         """
         wait(launched)
         results = [future.result() for future in launched]
+        self.meet()
+        return results
+
+    def meet(self) -> None:
+        """Whatever any thread queues on a GPU from here on comes after all that is queued on any GPU now."""
         if len(self._gpus) > 1:
             streams = [torch.cuda.current_stream(gpu) for gpu in self._gpus]
             for done in [stream.record_event() for stream in streams]:
                 for stream in streams:
                     stream.wait_event(done)
-        return results
 
 
 def gpu_of(device: torch.device) -> int:

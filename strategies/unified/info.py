@@ -33,8 +33,6 @@ def lacks(options: UnifiedOptions, device: str) -> str | None:
         return "placement managed: needs cudaMallocManaged, device is cpu"
     if options.placement == "round_robin" and device == "cuda" and options.stripe_bytes % (2 * MEBIBYTE):
         return f"stripe_bytes {options.stripe_bytes}: CUDA's virtual memory is mapped in multiples of 2 MiB"
-    if options.exchange == "remote_atomic" and device == "cuda":
-        return "exchange remote_atomic: not on GPUs in this version"
     return None
 
 
@@ -46,5 +44,6 @@ INFO = StrategyInfo(
     processes="one",
     engines=("local",),
     exact_when="always, on any number of places",
+    gpu_kernels=("compiled",),
     lacks=lacks,
 )

@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 
 from cuda_src import operators as op
+from cuda_src.exchange import route_splats
 from strategies.base import Context
 from strategies.distribution.regions import Regions
-from strategies.training.occlusion import with_instances
 from strategies.training.optimizer import RowAdam
 from strategies.unified.arenas import Arena
 from strategies.unified.frames import Frame
 from strategies.unified.gradients import GradientReturn
-from strategies.unified.push import Addressed, Route, addressed
+from strategies.unified.push import Addressed, Route, addressed, shown
 
 Truth = tuple[torch.Tensor, torch.Tensor | None]
 """A view's photograph [H, W, 3] uint8 and its mask [H, W] uint8, if it has one."""
@@ -35,18 +35,18 @@ class Place:
 
     def project(self, regions: Regions, degree: int) -> Addressed:
         """Project the rows that lie here, and test which places' tiles each splat meets."""
-        arena, kernels, splats, bins = self.arena, self.kernels, [], []
-        gaussians = arena.gaussians
+        arena, kernels, splats, routings = self.arena, self.kernels, [], []
+        gaussians, owners = arena.gaussians, regions.owners(arena.device)
         for view, (camera, work) in enumerate(zip(regions.cameras, arena.works, strict=False)):
             rows, bounds = gaussians.parameters, gaussians.bounds(kernels)
             seen = op.project(kernels, rows, gaussians.ids, camera, degree, work, bounds=bounds)
             limit = self._limit(regions, view)
-            listed = op.bin_splats(kernels, seen, camera, work, depth_limit=limit)
+            routing = route_splats(kernels, seen, camera, owners[view], regions.ranks, work, limit)
             if limit is not None:
-                seen, listed = with_instances(seen, listed)
+                seen, routing = shown(seen, routing)
             splats.append(seen)
-            bins.append(listed)
-        return addressed(splats, bins, regions)
+            routings.append(routing)
+        return addressed(splats, routings)
 
     def bin(self, regions: Regions, route: Route) -> dict[int, tuple[op.Splats, op.Bins]]:
         """Tile lists of this place's tiles from its inbox, by view; views without such tiles are left out."""
@@ -83,17 +83,18 @@ class Place:
     ) -> None:
         """Gradients of the splats of the inbox, left where their owners find them."""
         for view, frame in frames.items():
+            splats, bins = back.summed_by(frame)
             gradients = op.raster_backward(
                 self.kernels,
-                frame.splats,
-                frame.bins,
+                splats,
+                bins,
                 frame.raster,
                 regions.cameras[view],
                 losses[view].gradient,
                 self.arena.works[view],
                 self.background,
             )
-            back.leave(view, self.number, gradients)
+            back.leave(view, self.number, frame, gradients)
 
     def project_backward(self, regions: Regions, degree: int, own: Addressed, partials: Sequence[torch.Tensor]) -> None:
         """From the gradients of this place's splats, by view, to those of its rows."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from cuda_src.exchange import Routing
 from cuda_src.layout import RECORD
-from cuda_src.operators import Bins, Splats
+from cuda_src.operators import Splats
 from strategies.distribution.ledger import Ledger
-from strategies.distribution.regions import Regions
 from strategies.unified.arenas import Arena
 from strategies.unified.sectors import run_bytes
 
@@ -30,26 +30,18 @@ class Addressed:
     sent: Sequence[Sequence[torch.Tensor]]
 
 
-def touched_ranks(bins: Bins, owner: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs (rank, splat) of which the rank's tiles hold the splat, sorted: two [n] int64 tensors.
-
-    bins: over all tiles of the view. owner: rank of each tile, [tiles].
-    """
-    lengths = bins.starts[1:] - bins.starts[:-1]
-    rank_of_instance = owner.to(bins.tiles.device)[bins.tiles.long()].repeat_interleave(lengths)
-    assert bins.splat_starts is not None  # Views are listed without rooms here.
-    splats = max(1, len(bins.splat_starts) - 1)
-    pairs = torch.unique(rank_of_instance * splats + bins.splat.long())
-    return pairs // splats, pairs % splats
+def shown(splats: Splats, routing: Routing) -> tuple[Splats, Routing]:
+    """Without splats that go nowhere: hidden in all their tiles, they are neither sent nor moved."""
+    kept = routing.masks != 0
+    return (
+        Splats(splats.rows[kept], splats.ids[kept], splats.records[kept]),
+        Routing(routing.masks[kept], routing.counts),
+    )
 
 
-def addressed(splats: Sequence[Splats], bins: Sequence[Bins], regions: Regions) -> Addressed:
-    """Test which places' tiles each of the owner's splats meets. bins: over all tiles of each view."""
-    sent = []
-    for view, of_view in enumerate(bins):
-        destination, splat = touched_ranks(of_view, regions.owner(view), regions.ranks)
-        sent.append(splat.split(torch.bincount(destination, minlength=regions.ranks).tolist()))
-    return Addressed(splats, sent)
+def addressed(splats: Sequence[Splats], routings: Sequence[Routing]) -> Addressed:
+    """Which places' tiles each of the owner's splats meets, by view."""
+    return Addressed(splats, [[r.splats_to(place) for place in range(r.ranks)] for r in routings])
 
 
 @dataclass(frozen=True)

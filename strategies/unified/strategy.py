@@ -56,11 +56,13 @@ class Unified(Strategy):
         with clock("exchange_loss"):
             enter_reads(ledger, "exchange_loss", each(lambda p: read_halo(regions, frames, p.number)))
         with clock("loss"):
-            devices = dict.fromkeys(place.arena.device for place in self.places)
-            truths = {device: [self._truth(view, device) for view in views] for device in devices}
-            losses = each(lambda p: p.losses(frames[p.number], truths[p.arena.device]))
+            devices = ctx.world.devices
+            truths = {device: [self._truth(view, device) for view in views] for device in dict.fromkeys(devices)}
+            losses = each(lambda p: p.losses(frames[p.number], truths[devices[p.number]]))
         with clock("raster_backward"):
-            back = GRADIENT_RETURNS[self.options.exchange](route, [place.arena for place in self.places])
+            arenas = [place.arena for place in self.places]
+            back = GRADIENT_RETURNS[self.options.exchange](route, arenas, ctx.kernels)
+            self._streams.meet()
             each(lambda p: p.raster_backward(regions, frames[p.number], losses[p.number], back))
         with clock("exchange_backward"):
             partials = each(lambda p: [back.collect(view, p.number) for view in range(ctx.batch)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 
@@ -69,10 +70,17 @@ def _on_gpus(
     if not kernels.reads_bounds:
         raise ValueError(f"unified on GPUs needs kernels compiled, not {kernels.backend}: only these skip others' rows")
     # Not before: a machine without CUDA has no use for it.
-    from cuda_src.compiled.memory import Part, SharedMemory
+    from cuda_src.compiled.memory import Part, SharedMemory, check_managed, check_reach
 
     gpus = [torch.device("cuda", gpu_of(device)) for device in devices]
     parts = [Part(s.begin, s.end, gpus[s.place].index) for s in stripes_of(options, count, len(gpus), GPUS)]
+    numbers = [gpu.index for gpu in dict.fromkeys(gpus)]
+    check_reach(numbers)
+    if options.placement == "managed" and parts:
+        check_managed(TABLES * parts[-1].end, numbers)
+    for one, other in permutations(numbers, 2):
+        # A copy is how PyTorch brings its own memory within another GPU's reach.
+        torch.zeros(1, device=f"cuda:{one}").to(f"cuda:{other}")
     memory: list[SharedMemory] = []
 
     def close() -> None:
@@ -85,7 +93,6 @@ def _on_gpus(
 
     try:
         for _ in range(TABLES if parts else 0):
-            numbers = [gpu.index for gpu in dict.fromkeys(gpus)]
             memory.append(SharedMemory(parts, numbers, "managed" if options.placement == "managed" else "mapped"))
         return arenas_over(options, count, gpus, batch, tables_on), close
     except BaseException:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
 import torch
 
 from cuda_src import layout
+from cuda_src.compiled.memory import SharedMemory
 from cuda_src.operators import KernelSet
 from strategies.base import World
 from strategies.distribution.communicator import LocalCommunicator
@@ -32,7 +34,7 @@ PLACES = [
     pytest.param((1, 0, 1), marks=pytest.mark.multigpu),
 ]
 PLACEMENTS = ["round_robin", "striped", "managed"]
-EXCHANGES = ["push", "local_reduce"]
+EXCHANGES = ["push", "remote_atomic", "local_reduce"]
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +81,16 @@ def by_id(strategy, column: str) -> torch.Tensor:
     ids = torch.cat([s.ids.cpu() for s in shards])
     assert torch.equal(ids.sort().values, torch.arange(len(ids)))
     return torch.cat([getattr(s, column).cpu() for s in shards])[torch.argsort(ids)]
+
+
+class Saved:
+    """A ShardReader over what a strategy held."""
+
+    def __init__(self, kept):
+        self.kept, self.count = kept, sum(len(s.ids) for s in kept)
+
+    def shards(self):
+        yield from self.kept
 
 
 def set_parameters(strategy: Unified, values: torch.Tensor) -> None:
@@ -180,14 +192,6 @@ def test_occlusion_history_leaves_out_the_same(crowd, gpus):
 
 @pytest.mark.parametrize("gpus", PLACES[1:])
 def test_saved_gaussians_replace_those_of_another_layout(crowd, gpus):
-    class Saved:
-        def __init__(self, shards):
-            self.kept = shards
-            self.count = sum(len(s.ids) for s in shards)
-
-        def shards(self):
-            yield from self.kept
-
     first = unified(crowd(), gpus, EXACT, 1)
     order = ViewQueue(range(4), seed=3)
     first.step(order)
@@ -202,20 +206,17 @@ def test_saved_gaussians_replace_those_of_another_layout(crowd, gpus):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_tables_are_given_back_with_the_strategy(crowd):
-    def free() -> int:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info(0)[0]
-
-    def one_step() -> None:
-        unified(crowd(), (0, 0), EXACT, 1).step(ViewQueue(range(4)))
-
-    one_step()
-    before = free()
-    for _ in range(3):
-        one_step()
-    assert free() >= before - (8 << 20)
+def test_tables_are_given_back_with_the_strategy_and_when_others_are_loaded(crowd, monkeypatch):
+    closed, close = [], SharedMemory.close
+    monkeypatch.setattr(SharedMemory, "close", lambda memory: (closed.append(memory), close(memory)))
+    strategy = unified(crowd(), (0, 0), EXACT, 1)
+    strategy.step(ViewQueue(range(4)))
+    strategy.load(Saved(list(strategy.shards())))
+    assert len(closed) == 3
+    strategy.step(ViewQueue(range(4)))
+    del strategy
+    gc.collect()
+    assert len(set(closed)) == 6
 
 
 def test_kernels_that_look_at_every_row_are_refused(crowd):

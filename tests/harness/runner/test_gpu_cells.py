@@ -86,3 +86,28 @@ def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
     rates = [m for m in found["paced:12"].result.measurements if m.metric == "views_per_second"]
     assert rates[0].source == "modelled"
     assert rates[0].value <= values(found["native"], "views_per_second")[0] * 1.05
+
+
+@pytest.mark.gpu
+def test_one_process_drives_a_place_on_a_gpu(tmp_path, monkeypatch):
+    gpus(1)
+    cases = "  - {name: one, strategy: unified}\n  - {name: rows, strategy: unified, kernels: portable}\n"
+    found = run(tmp_path, monkeypatch, cases)
+    assert found["one"].status == "ok" or "foreign process" in (found["one"].reason or "")
+    assert values(found["one"], "views_per_second")[0] > 0
+    assert found["rows"].status == "skipped"
+
+
+@pytest.mark.gpu
+@pytest.mark.multigpu
+@pytest.mark.parametrize("exchange", ["push", "remote_atomic", "local_reduce"])
+def test_the_wire_confirms_the_sectors_of_loads_and_stores(tmp_path, monkeypatch, exchange):
+    gpus(2)
+    case = f"  - {{name: two, strategy: unified, ranks: 2, options: {{exchange: {exchange}}}}}\n"
+    (record,) = run(tmp_path, monkeypatch, case).values()
+    assert record.result is not None, record.reason
+    assert record.result.engine == "local"
+    assert len(values(record, "peak_memory_bytes")) == 2
+    assert 0.85 <= values(record, "wire_over_ledger")[0] <= 1.15
+    assert record.status == "ok", record.reason
+    assert record.result.environment["wire"] == "within bounds"

@@ -15,7 +15,7 @@ from harness.measure.nvml_window import Reading
 from harness.runner import witness as module
 from harness.runner.ranks import Ranks
 from harness.runner.witness import Witness
-from strategies.distribution.communicator import Communicator
+from strategies.distribution.communicator import Communicator, LocalCommunicator
 from strategies.distribution.virtual import VirtualWorld
 
 MIB = 1 << 20
@@ -133,6 +133,32 @@ def test_traffic_energy_and_clocks_of_a_good_window_are_measured(counters):
     assert job.measured["energy_joules", None, None] == pytest.approx(2 * 2 * 100)  # Three readings: two intervals.
     assert job.measured["sm_clock_hertz", 1, None] == 1.98e9
     assert job.measured["sm_utilization", 0, None] == 0.5
+
+
+@pytest.mark.parametrize(("loss", "verdict"), [(0.1, "within bounds"), (0.2, "place")])
+def test_one_process_that_drives_two_gpus_is_calibrated_and_judged_as_loads_and_stores_are(counters, loss, verdict):
+    class Calibrated(Witness):
+        def _exchange_known(self, rows: int, times: int) -> int:
+            for source in (0, 1):
+                counters.move(source, 1 - source, rows * times * 4096)
+            return rows * times * 4096
+
+    comm = LocalCommunicator("cuda:0", places=2)
+    job = Job(comm)
+    job.devices, job.cell.strategy = (torch.device("cuda", 0), torch.device("cuda", 1)), "unified"
+    witness = Calibrated.of(job)
+    comm.clear()
+    witness.begin()
+    counters.loss = loss
+    for place in (0, 1):
+        comm.ledger.add("exchange_forward", place, [100 * MIB] * 2)
+        counters.move(place, 1 - place, 100 * MIB)
+    witness.end()
+    witness.report(steps=4)
+    assert verdict in job.notes["wire"]
+    assert (job.invalid is None) == (loss < 0.15)
+    assert job.measured["wire_over_ledger", None, "calibration"] == pytest.approx(1.0)
+    assert job.measured["wire_over_ledger", None, None] == pytest.approx(1 - loss)
 
 
 def test_counts_that_cross_from_host_to_host_are_not_expected_on_the_wire(counters):
