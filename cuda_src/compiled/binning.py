@@ -29,8 +29,6 @@ _BLOCK = 256
 _COUNTS = 4
 """Words of struct Counts in bin.cuh."""
 _SPLAT_STARTS = "bin.splat_starts", torch.int64
-_GUESSED = 2
-"""Instances a splat for which memory is there before they are counted; raster_forward will want no less."""
 
 
 class Given(ctypes.Structure):
@@ -143,7 +141,7 @@ def _binned_exactly(
             call("order_by_id_first", device, *by_splats)
         return instances
 
-    work, _ = _work(n, _GUESSED * n, workspace)
+    work, _ = _work(n, n, workspace)  # As many instances as splats, for a start: raster_forward will want no less.
     instances = ordered(work)
     _check(instances)
     found_at = work.splats
