@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 _NUMBERS = "workspace.numbers", torch.int32
+_GROWTH = 32
 _MOST_KEPT = 4096
 """What `kept` holds before it begins anew: a few entries for each of several hundred views."""
 
@@ -16,7 +17,7 @@ Made = TypeVar("Made")
 
 
 class Workspace:
-    """Named buffers that grow by a half when too small and are otherwise reused.
+    """Named buffers that grow by a thirty-second at least when too small and are otherwise reused.
 
     A tensor from `take` stays valid until the same name is taken again, so two views whose results are alive at
     once need two workspaces. `bytes` is what the buffers hold now, `peak_bytes` the most they ever held.
@@ -42,8 +43,9 @@ class Workspace:
         need = math.prod(shape)
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.numel() < need:
-            # The first request is exact (most sizes never change); growth leaves room for the next view.
-            capacity = need if buffer is None else max(need, buffer.numel() * 3 // 2)
+            # The first request is exact (most sizes never change); growth leaves a little for the next view. Views of a
+            # scene differ by a few times, which takes some forty steps at most, once; a half would stay idle for good.
+            capacity = need if buffer is None else max(need, buffer.numel() + buffer.numel() // _GROWTH)
             taken = buffer = None
             self._forget(name, dtype)
             buffer = torch.empty(capacity, dtype=dtype, device=self.device)
@@ -73,6 +75,16 @@ class Workspace:
         if self._buffers.pop((name, dtype), None) is not None:
             self._taken.pop((name, dtype), None)
             self._kept.clear()
+
+    def release(self, name: str, dtype: torch.dtype) -> None:
+        """Give that buffer up, if it is there: nothing that is kept may point into it."""
+        self._buffers.pop((name, dtype), None)
+        self._taken.pop((name, dtype), None)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """The tensor lies in one of these buffers, as they are now."""
+        memory = tensor.untyped_storage().data_ptr()
+        return any(buffer.untyped_storage().data_ptr() == memory for buffer in self._buffers.values())
 
     def capacity(self, name: str, dtype: torch.dtype = torch.float32) -> int:
         """Elements that the buffer of that name holds now; 0 before its first use."""

@@ -9,8 +9,9 @@ import torch
 
 from cuda_src.camera import Camera
 from cuda_src.compiled.bindings import ReplayedLaunch, address, call, count
+from cuda_src.compiled.lent import lent
 from cuda_src.compiled.raster import aligned_records, as_real
-from cuda_src.compiled.scratch import Scratch, scratch_for
+from cuda_src.compiled.scratch import Scratch, scratch_bytes
 from cuda_src.compiled.view import view_of
 from cuda_src.operators import Bins, KernelSet, Room, Splats
 from cuda_src.workspace import Workspace
@@ -27,6 +28,7 @@ _BLOCK = 256
 """Splats a block: THREADS in config.h."""
 _COUNTS = 4
 """Words of struct Counts in bin.cuh."""
+_SPLAT_STARTS = "bin.splat_starts", torch.int64
 
 
 class Given(ctypes.Structure):
@@ -81,7 +83,7 @@ def bin_splats(
     if room is None and (n == 0 or listed == 0):
         none = workspace.take("bin.splat", (0,), torch.int32)
         starts = workspace.zeros("bin.starts", (listed + 1,), torch.int64)
-        splat_starts = workspace.zeros("bin.splat_starts", (n + 1,), torch.int64)
+        splat_starts = workspace.zeros(_SPLAT_STARTS[0], (n + 1,), _SPLAT_STARTS[1])
         return Bins(_listed_tiles(camera, tiles, workspace), starts, none, None, splat_starts)
 
     ids = splats.ids.contiguous()
@@ -111,9 +113,10 @@ def _prepared(
 ) -> tuple[Bins, ReplayedLaunch]:
     """Bins of the room's size, and what fills them."""
     _check(room.instances)
-    work = _work(given.splats, max(given.splats, room.instances), workspace)
+    workspace.release(*_SPLAT_STARTS)  # Of a first visit, at which they were counted.
+    work, memory = _work(given.splats, room.instances, workspace)
     needed = workspace.take("bin.needed", (4,), torch.int64)
-    starts, splat, lists = _lists(room.instances, listed, workspace)
+    starts, splat, lists = _lists(room.instances, listed, memory, workspace)
     launch = ReplayedLaunch(
         "bin_view", starts.device, ctypes.byref(view_of(kernels, camera)), ctypes.byref(given), ctypes.byref(work),
         *lists, needed,
@@ -126,18 +129,27 @@ def _binned_exactly(
 ) -> Bins:
     """The instances are counted, and lists made of their number."""
     n = given.splats
-    splat_starts = workspace.take("bin.splat_starts", (n + 1,), torch.int64)
-    device = splat_starts.device
-    work = _work(n, n, workspace)
-    view, by_splats = ctypes.byref(view_of(kernels, camera)), (ctypes.byref(given), ctypes.byref(work))
-    call("order_splats", device, view, *by_splats, splat_starts)
-    instances, unordered = workspace.take("bin.counts", _counts_of(n), torch.int64)[:2].tolist()
-    if unordered:
-        call("order_by_id_first", device, *by_splats)
+    splat_starts = workspace.take(_SPLAT_STARTS[0], (n + 1,), _SPLAT_STARTS[1])
+    device, view = splat_starts.device, ctypes.byref(view_of(kernels, camera))
+
+    def ordered(work: Work) -> int:
+        """Puts the splats in order; returns how many instances they have."""
+        by_splats = ctypes.byref(given), ctypes.byref(work)
+        call("order_splats", device, view, *by_splats, splat_starts)
+        instances, unordered = workspace.take("bin.counts", _counts_of(n), torch.int64)[:2].tolist()
+        if unordered:
+            call("order_by_id_first", device, *by_splats)
+        return instances
+
+    work, _ = _work(n, n, workspace)  # As many instances as splats, for a start: raster_forward will want no less.
+    instances = ordered(work)
     _check(instances)
-    work.scratch = scratch_for(max(n, instances), workspace)
-    starts, splat, lists = _lists(instances, listed, workspace)
-    call("list_bins", device, view, *by_splats, *lists, None)
+    found_at = work.splats
+    work, memory = _work(n, instances, workspace)
+    if work.splats != found_at:  # Room for the instances was not there: what has been found is lost.
+        ordered(work)
+    starts, splat, lists = _lists(instances, listed, memory, workspace)
+    call("list_bins", device, view, ctypes.byref(given), ctypes.byref(work), *lists, None)
     return Bins(_listed_tiles(camera, tiles, workspace), starts, splat, None, splat_starts)
 
 
@@ -150,22 +162,27 @@ def _counts_of(splats: int) -> tuple[int]:
     return (_COUNTS + -(-splats // _BLOCK),)
 
 
-def _work(splats: int, most: int, workspace: Workspace) -> Work:
-    """most: items of the longest sort."""
+def _work(splats: int, instances: int, workspace: Workspace) -> tuple[Work, ctypes.c_void_p]:
+    """Memory for so many splats, and that for so many instances to be sorted in. Both are lent."""
     pitch = _pitch(splats)
-    planes = workspace.take("bin.splats", (_SPLAT_PLANES * pitch,), torch.int32)
+    words, scratch = ctypes.sizeof(ctypes.c_int32), scratch_bytes(max(splats, instances), workspace.device)
+    planes, lists, sorting = lent(
+        workspace, _SPLAT_PLANES * pitch * words, _INSTANCE_PLANES * _pitch(instances) * words, scratch
+    )
     counts = workspace.take("bin.counts", _counts_of(splats), torch.int64)
-    return Work(address(planes), pitch, address(counts), scratch_for(most, workspace))
+    work = Work(planes.data_ptr(), pitch, address(counts), Scratch(sorting.data_ptr(), scratch))
+    return work, ctypes.c_void_p(lists.data_ptr())
 
 
-def _lists(instances: int, listed: int, workspace: Workspace) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
-    """starts and splat of Bins, and the arguments by which `list_bins` is given them."""
-    pitch = _pitch(instances)
-    memory = workspace.take("bin.instances", (_INSTANCE_PLANES * pitch,), torch.int32)
+def _lists(
+    instances: int, listed: int, memory: ctypes.c_void_p, workspace: Workspace
+) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
+    """starts and splat of Bins, and the arguments by which `list_bins` is given them and memory to sort in."""
     starts = workspace.take("bin.starts", (listed + 1,), torch.int64)
     splat = workspace.take("bin.splat", (instances,), torch.int32)
     tile_bits = max(1, (listed - 1).bit_length())
-    return starts, splat, (count(instances), count(listed), tile_bits, memory, count(pitch), splat, starts)
+    pitch = count(_pitch(instances))
+    return starts, splat, (count(instances), count(listed), tile_bits, memory, pitch, splat, starts)
 
 
 def _check(instances: int) -> None:

@@ -29,11 +29,13 @@ static_assert(TILE / CELL == 4, "a mask of cells has 16 bits, a mask of sub-tile
 // Splats that a raster block holds at a time, two threads each: two batches, one rendered while the other comes, leave
 // room for four blocks a multiprocessor beside the rows of raster_backward.
 constexpr int BATCH = TILE_THREADS / 2;
-// A tile's list longer than WHOLE_LIST is cut into segments of this many entries, which several blocks composite at
-// once: one list in ten thousand is so long that its tile would take as long as all others together. A segment costs
-// 8 KB and some microseconds; a list is cut in at most MOST_SEGMENTS, so that a block has a thread for each.
+// A tile's list longer than one and a half segments is cut into segments of this many entries, which several blocks
+// composite at once: one list in ten thousand is so long that its tile would take as long as all others together. A
+// segment costs 8 KB and some microseconds; where there are more than FINE_INSTANCES it is longer. A list is cut in at
+// most MOST_SEGMENTS, so that a block has a thread for each.
 constexpr int SEGMENT = 8 * BATCH;
-constexpr int WHOLE_LIST = 12 * BATCH;
+__host__ __device__ constexpr int whole_list(int segment) { return segment + segment / 2; }
+constexpr int64_t FINE_INSTANCES = 8 << 20;
 constexpr int MOST_SEGMENTS = TILE_THREADS;
 // List entries read by one load of shared memory.
 constexpr int LISTED = 4;

@@ -91,6 +91,7 @@ def project(
     found.whole()
     seen, undrawn = found.status.tolist()
     if seen > most:
+        del found  # Or its memory would be held beside the larger one.
         found = prepared(seen, None)
         found.visible()
         undrawn = found.status.tolist()[1]

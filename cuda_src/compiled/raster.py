@@ -10,6 +10,7 @@ import torch
 from cuda_src import layout
 from cuda_src.camera import Camera
 from cuda_src.compiled.bindings import ReplayedLaunch, address, count, library
+from cuda_src.compiled.lent import lent
 from cuda_src.compiled.seen import three_words
 from cuda_src.compiled.view import view_of
 from cuda_src.operators import Bins, KernelSet, Raster, Splats
@@ -21,9 +22,11 @@ class SegmentedRaster(Raster):
     """A Raster, and what its backward needs of tile lists that were composited in segments.
 
     segments: bytes, laid out by `segments_in` of segments.cu: the segments, and what each left at its pixels.
+    by_splat: [V, GRADIENT_STRIDE], memory that lies behind them for the gradients of the splats. Both are lent.
     """
 
     segments: torch.Tensor
+    by_splat: torch.Tensor
 
 
 def raster_forward(
@@ -46,17 +49,19 @@ def raster_forward(
     tiles, instances = len(bins.tiles), bins.instances
     given = (
         address(bins.tiles), tiles, address(bins.starts), address(bins.splat), instances, records.data_ptr(),
-        address(start), address(subtiles), address(ranges), address(behind), stride,
+        splats.count, address(start), address(subtiles), address(ranges), address(behind), stride,
     )  # fmt: skip
 
     def prepared() -> tuple[SegmentedRaster, ReplayedLaunch]:
         pictures = _pictures(camera, workspace)
-        segments = workspace.take("raster.segments", (segment_bytes(tiles, instances),), torch.uint8)
+        of_splat = layout.GRADIENT_STRIDE * records.element_size()
+        segments, by_splat = lent(workspace, segment_bytes(tiles, instances), splats.count * of_splat)
+        by_splat = by_splat.view(torch.float32).view(splats.count, layout.GRADIENT_STRIDE)
         launch = ReplayedLaunch(
             "raster_forward", records.device, ctypes.byref(view), bins.tiles, count(tiles), bins.starts, bins.splat,
             count(instances), in_words(records), start, subtiles, ranges, behind, stride, segments, *pictures,
         )  # fmt: skip
-        return SegmentedRaster(*pictures, segments=segments), launch
+        return SegmentedRaster(*pictures, segments=segments, by_splat=by_splat), launch
 
     raster, launch = workspace.kept(("raster_forward", view, *given), prepared)
     if tiles < camera.tiles:
@@ -117,7 +122,9 @@ def raster_backward(
     )  # fmt: skip
 
     def prepared() -> tuple[torch.Tensor, ReplayedLaunch]:
-        gradients = workspace.take("raster_backward.gradients", (splats.count, layout.GRADIENT_STRIDE))
+        gradients = raster.by_splat
+        if len(gradients) != splats.count or not workspace.holds(gradients):  # The forward had another workspace.
+            gradients = workspace.take("raster_backward.gradients", (splats.count, layout.GRADIENT_STRIDE))
         launch = ReplayedLaunch(
             "raster_backward", records.device, ctypes.byref(view), count(tiles), bins.splat, count(instances),
             in_words(records), count(splats.count), raster.segments, transmittance, last, ranges, by_colour, behind,

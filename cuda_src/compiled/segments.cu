@@ -11,14 +11,17 @@ struct Cut {
     int count, size;
 };
 
-__device__ Cut cut_of(int length) {
-    if (length <= WHOLE_LIST) return {1, length};
+// segment: entries of one, unless the list would have too many.
+__device__ Cut cut_of(int length, int segment) {
+    if (length <= whole_list(segment)) return {1, length};
     int least = (length + MOST_SEGMENTS - 1) / MOST_SEGMENTS;
-    int size = max(SEGMENT, (least + BATCH - 1) / BATCH * BATCH);
+    int size = max(segment, (least + BATCH - 1) / BATCH * BATCH);
     return {(length + size - 1) / size, size};
 }
 
-__device__ int class_of(const Cut& cut) { return cut.count > 1 ? 0 : LENGTHS - cut.size * (LENGTHS - 1) / WHOLE_LIST; }
+__device__ int class_of(const Cut& cut, int segment) {
+    return cut.count > 1 ? 0 : LENGTHS - cut.size * (LENGTHS - 1) / whole_list(segment);
+}
 
 // Count one in a class; returns how many there were before. Lanes of the same class count together.
 __device__ int count_in(int* counts, int which) {
@@ -28,8 +31,8 @@ __device__ int count_in(int* counts, int which) {
     return __shfl_sync(peers, before, leader) + __popc(peers & ((1u << lane_index()) - 1u));
 }
 
-__global__ void __launch_bounds__(PLAN_THREADS) plan(Segments segments, int cleared, const int* tiles, int count,
-                                                     const int64_t* starts) {
+__global__ void __launch_bounds__(PLAN_THREADS) plan(Segments segments, int segment, int cleared, const int* tiles,
+                                                     int count, const int64_t* starts) {
     __shared__ int counts[CLASSES];
     __shared__ int slots;
     int4* words = reinterpret_cast<int4*>(segments.head);
@@ -38,8 +41,8 @@ __global__ void __launch_bounds__(PLAN_THREADS) plan(Segments segments, int clea
     if (threadIdx.x == 0) slots = 0;
     __syncthreads();
     for (int place = threadIdx.x; place < count; place += PLAN_THREADS) {
-        Cut cut = cut_of(static_cast<int>(starts[place + 1] - starts[place]));
-        count_in(counts, class_of(cut));
+        Cut cut = cut_of(static_cast<int>(starts[place + 1] - starts[place]), segment);
+        count_in(counts, class_of(cut, segment));
         for (int number = 1; number < cut.count; ++number) atomicAdd(counts + LENGTHS + number, 1);
     }
     __syncthreads();
@@ -66,11 +69,11 @@ __global__ void __launch_bounds__(PLAN_THREADS) plan(Segments segments, int clea
     for (int place = threadIdx.x; place < count; place += PLAN_THREADS) {
         int64_t begin = starts[place];
         int length = static_cast<int>(starts[place + 1] - begin);
-        Cut cut = cut_of(length);
+        Cut cut = cut_of(length, segment);
         int slot = cut.count > 1 ? atomicAdd(&slots, cut.count) : 0;
         for (int number = 0; number < cut.count; ++number) {
             int first = number * cut.size;
-            int at = number == 0 ? count_in(counts, class_of(cut)) : atomicAdd(counts + LENGTHS + number, 1);
+            int at = number == 0 ? count_in(counts, class_of(cut, segment)) : atomicAdd(counts + LENGTHS + number, 1);
             segments.items[at] = {begin + first, tiles[place], place, first, min(cut.size, length - first), number,
                                   cut.count, slot, 0};
         }
@@ -88,10 +91,10 @@ Segments segments_in(void* memory, int64_t tiles, int64_t instances, int64_t* cl
     return {head,  head + 4, head + 4 + slots, head + 4 + 2 * slots, first, reinterpret_cast<float*>(first + items)};
 }
 
-cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, int64_t cleared, const int* tiles,
-                          int64_t count, const int64_t* starts) {
+cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, int64_t cleared, int64_t instances,
+                          const int* tiles, int64_t count, const int64_t* starts) {
     int words = static_cast<int>(cleared / static_cast<int64_t>(sizeof(int4)));
-    plan<<<1, PLAN_THREADS, 0, stream>>>(segments, words, tiles, static_cast<int>(count), starts);
+    plan<<<1, PLAN_THREADS, 0, stream>>>(segments, segment_size(instances), words, tiles, static_cast<int>(count), starts);
     return cudaGetLastError();
 }
 

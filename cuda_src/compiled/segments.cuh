@@ -52,16 +52,25 @@ struct Segments {
     __device__ bool is_dark_before(const Segment& segment) const { return dark_from(segment) < segment.number; }
 };
 
+// Entries of a segment where there is room for that many instances: with more of them each is longer, so that what
+// segments leave is never more than 112 MB; they are still many times as many as there are blocks at a time.
+inline int segment_size(int64_t instances) {
+    return SEGMENT * static_cast<int>(instances <= 0 ? 1 : (instances + FINE_INSTANCES - 1) / FINE_INSTANCES);
+}
+
 // At most so many segments, and slots, for that many listed tiles and instances.
-inline int64_t most_segments(int64_t tiles, int64_t instances) { return tiles + instances / SEGMENT; }
-inline int64_t most_slots(int64_t instances) { return instances / SEGMENT + instances / WHOLE_LIST; }
+inline int64_t most_segments(int64_t tiles, int64_t instances) { return tiles + instances / segment_size(instances); }
+inline int64_t most_slots(int64_t instances) {
+    int segment = segment_size(instances);
+    return instances / segment + instances / whole_list(segment);
+}
 
 // How memory of `segment_bytes` is divided; the first `cleared` bytes, whole words of 16, are zero once lists are planned.
 Segments segments_in(void* memory, int64_t tiles, int64_t instances, int64_t* cleared, int64_t* bytes);
 
 // Clear what is to be zero, and fill in the items. starts: [tiles + 1].
-cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, int64_t cleared, const int* tiles,
-                          int64_t count, const int64_t* starts);
+cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, int64_t cleared, int64_t instances,
+                          const int* tiles, int64_t count, const int64_t* starts);
 
 // A pixel where nothing more may be blended is marked by the sign bit of its transmittance.
 __device__ inline bool is_dark(float left) { return __float_as_int(left) < 0; }

@@ -28,6 +28,17 @@ def test_a_view_with_more_splats_than_there_was_room_for_is_whole(parity, kernel
     assert torch.equal(grown.records, fresh.records)
 
 
+def test_project_lets_go_of_its_first_splats_before_it_asks_for_room_for_more(parity, kernels, device):
+    view, work = parity.view(5, gaussians=20_000), Workspace(device)
+    parameters, ids = view.parameters.to(device), view.ids.to(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    splats = op.project(kernels, parameters, ids, view.camera, 3, work)
+    assert splats.count > 2 * 20_000 // 8
+    # Buffers are rounded up to 512 B each.
+    assert torch.cuda.max_memory_allocated(device) - before < work.peak_bytes + 16_384
+
+
 def test_the_second_visit_of_a_view_allocates_nothing(parity, kernels, device):
     view, work = parity.view(6, gaussians=500), Workspace(device)
     parameters, ids = view.parameters.to(device), view.ids.to(device)

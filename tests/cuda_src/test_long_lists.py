@@ -6,7 +6,7 @@ float64 where no decision is close.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,6 +19,8 @@ from cuda_src.workspace import Workspace
 
 BATCHES = (0, 1, 2, 3, 4, 5, 31, 32, 33, 127, 128, 129, 255, 256, 257)
 SEGMENTS = (1023, 1024, 1025, 1535, 1536, 1537, 2047, 2048, 2049, 3100)
+MANY = (8 << 20) + 1
+"""From so many instances on segments are twice as long."""
 ONLY_COMPILED = [pytest.param("compiled", marks=pytest.mark.gpu)]
 """Only this back end treats long lists in its own way; on a CPU they take long."""
 CAMERA = Camera(23, 19, 20.0, 20.0, 8.0, 8.0, np.eye(4))
@@ -48,8 +50,11 @@ def splats_of(count: int, opacity: float, seed: int, spread: float = 1.0) -> Spl
     return Splats(torch.arange(count), torch.arange(count), records)
 
 
-def draw(kernels, splats: Splats, **settings) -> Drawn:
-    """With every splat listed in every tile, so that the lists are as long as there are splats."""
+def draw(kernels, splats: Splats, room: int = 0, **settings) -> Drawn:
+    """With every splat listed in every tile, so that the lists are as long as there are splats.
+
+    room: instances that there is room for, where that is more than there are.
+    """
     tiles, count = CAMERA.tiles, splats.count
     instances = torch.arange(tiles * count)
     bins = Bins(
@@ -59,6 +64,7 @@ def draw(kernels, splats: Splats, **settings) -> Drawn:
         instances.remainder(max(count, 1)) * tiles + instances.div(max(count, 1), rounding_mode="floor"),
         torch.arange(count + 1) * tiles,
     )
+    bins = replace(bins, splat=torch.cat([bins.splat, bins.splat.new_zeros(max(0, room - len(instances)))]))
     return Drawn(splats, bins, raster_forward(kernels, splats, bins, CAMERA, Workspace(), **settings))
 
 
@@ -66,10 +72,10 @@ def in_float64(settings: dict) -> dict:
     return {name: v.double() if torch.is_floating_point(v) else v for name, v in settings.items()}
 
 
-def assert_agrees(parity, kernels, splats: Splats, seed: int, depth: bool = False, **settings) -> Raster:
+def assert_agrees(parity, kernels, splats: Splats, seed: int, depth: bool = False, room: int = 0, **settings) -> Raster:
     """Image, decisions and gradients against float64; returns the exact raster."""
     oracle = parity.oracle(kernels)
-    ours = draw(kernels, splats, **settings)
+    ours = draw(kernels, splats, room, **settings)
     exact = draw(oracle, parity.splats64(splats), **in_float64(settings))
     # A pixel of a long list is close to some threshold almost surely: such pixels may differ by a splat at alpha_min.
     clear = (ours.raster.last == exact.raster.last) & (ours.raster.stopped == exact.raster.stopped)
@@ -110,6 +116,13 @@ def test_long_transparent_lists_are_blended_to_their_end(parity, backend, count)
     exact = assert_agrees(parity, parity.kernels(backend, t_stop=0.0), splats_of(count, 0.01, count), count, depth=True)
     assert exact.last.max() > count - 20
     assert exact.stopped.sum() == 0
+
+
+@pytest.mark.parametrize("backend", ONLY_COMPILED, indirect=True)
+@pytest.mark.parametrize("count", [1537, 2047, 2048, 3071, 3072, 3073, 4097])
+def test_longer_segments_in_a_view_of_very_many_instances(parity, backend, count):
+    splats = splats_of(count, 0.01, count)
+    assert_agrees(parity, parity.kernels(backend, t_stop=0.0), splats, count, depth=True, room=MANY)
 
 
 @pytest.mark.parametrize("backend", ONLY_COMPILED, indirect=True)

@@ -1,0 +1,164 @@
+"""What compiled operators ask of a workspace for a step: counted in bytes, without a GPU, on no memory at all."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from cuda_src import layout
+from cuda_src import operators as op
+from cuda_src.bounds import empty_bounds
+from cuda_src.camera import TILE, Camera
+from cuda_src.compiled import bindings, raster, scratch
+from cuda_src.operators import KernelSet, Room, Seen
+from cuda_src.workspace import Workspace
+
+META, GPU = torch.device("meta"), torch.device("cuda", 0)
+CAMERA = Camera(1920, 1080, 1000.0, 1000.0, 960.0, 540.0, np.eye(4))
+PIXELS = CAMERA.width * CAMERA.height
+
+
+def slots_of(instances: int) -> int:
+    """Segments of cut lists at most, as most_slots of segments.cuh has it: 8 Mi instances are cut as finely as any."""
+    size = 1024 * -(-instances // (8 << 20))
+    return instances // size + instances // (size * 3 // 2)
+
+
+def segment_bytes(tiles, instances, size) -> int:
+    """As segments_in of segments.cu: heads, a segment of 48 B each, and for those of cut lists 8 planes of a tile."""
+    slots = slots_of(instances.value)
+    size._obj.value = 4 * (4 + 3 * slots + 3) + 48 * (tiles.value + instances.value // 1024) + slots * 8 * TILE**2 * 4
+    return 0
+
+
+def scratch_bytes(device, items, size) -> int:
+    """CUB's: keys and values once more between two passes, and 256 counts of 4 B for every 6000 items."""
+    size._obj.value = 8 * items.value + 1024 * (items.value // 6000) + (1 << 16)
+    return 0
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    """Meta tensors pass for those of a GPU, and the library only says how much memory its functions want."""
+
+    class Library:
+        def __getattr__(self, name: str):
+            return {"segment_bytes": segment_bytes, "scratch_bytes": scratch_bytes}.get(name, lambda *given: 0)
+
+    own = Library()
+    for module in (bindings, raster, scratch):
+        monkeypatch.setattr(module, "library", lambda: own)
+    monkeypatch.setattr(bindings, "queue_of", lambda device: bindings.Queue(0, 0))
+    monkeypatch.setattr(bindings, "_declared", lambda function, arguments: lambda *given: 0)
+    scratch._bytes_for.cache_clear()
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.Tensor, "device", GPU)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    answers: list[list[int]] = []  # What the host reads of a view that it counts: two numbers at a time.
+    read = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: answers.pop(0) if self.is_meta else read(self))
+    yield SimpleNamespace(kernels=KernelSet("compiled", GPU), answers=answers)
+    assert not answers
+    scratch._bytes_for.cache_clear()
+
+
+class Steps:
+    """Steps of one view each on so many Gaussians, and what their workspaces hold."""
+
+    def __init__(self, anywhere: SimpleNamespace, count: int) -> None:
+        self.kernels, self.answers, self.count = anywhere.kernels, anywhere.answers, count
+        self.work, self.shared = Workspace(META), Workspace(META)
+        self.tables = [torch.empty((count, layout.PARAMETERS), device=META) for _ in range(3)]
+        self.ids = torch.empty(count, dtype=torch.int64, device=META)
+        self.bounds = empty_bounds(count, torch.float32, META)
+        self.overflow = torch.empty(1, dtype=torch.int32, device=META)
+        self.target = torch.empty((CAMERA.height, CAMERA.width, 3), dtype=torch.uint8, device=META)
+
+    def step(self, splats: int, instances: int, roomy: bool = True, backward: bool = True) -> None:
+        """A view of that room, or a first visit, which finds so many."""
+        kernels, work, background = self.kernels, self.work, torch.empty(3, device=META)
+        room = Room(splats, instances, self.overflow) if roomy else None
+        # project asks a second time if it had no room for all it found.
+        more = splats > max(work.capacity("project.rows", torch.int64), -(-self.count // 8))
+        self.answers += [] if roomy else [[splats, 0]] * (1 + more) + [[instances, 0]]
+        seen = op.project(kernels, self.tables[0], self.ids, CAMERA, 3, work, room, self.bounds)
+        bins = op.bin_splats(kernels, seen, CAMERA, work, room=room)
+        picture = op.raster_forward(kernels, seen, bins, CAMERA, work, background=background)
+        if not backward:
+            return
+        loss = op.l1_ssim(kernels, picture.colour, self.target, work)
+        partial = op.raster_backward(kernels, seen, bins, picture, CAMERA, loss.gradient, work, background)
+        rates = torch.zeros(layout.PARAMETERS)
+        of_view = [Seen(seen, CAMERA, partial)]
+        op.project_backward_adam(kernels, *self.tables, of_view, 3, self.shared, rates, 1, bounds=self.bounds)
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Bytes by buffer."""
+        buffers = [*self.work._buffers.items(), *self.shared._buffers.items()]
+        return {name: buffer.numel() * buffer.element_size() for (name, _), buffer in buffers}
+
+    @property
+    def beside_tables(self) -> int:
+        """Most bytes at once of all but parameters and moments: ids, bounds, workspaces."""
+        return 8 * self.count + self.count + self.work.peak_bytes + self.shared.peak_bytes
+
+
+def roomy(splats: float, instances: float) -> tuple[int, int]:
+    """The room of a view that needs so much: strategies/training/rooms.py."""
+    splats, instances = (int(need) + int(need) // 32 + 1024 for need in (splats, instances))
+    return splats, instances
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_step_at_20_million_gaussians_holds_at_most_64_bytes_a_gaussian_and_200_a_pixel(anywhere, backward):
+    # The street: the mean, the largest of 16 views, than which nine of ten of any number are smaller, and one more.
+    views = [(4_400_000, 7_500_000), (9_480_000, 14_480_000), (3_000_000, 5_000_000)]
+    steps = Steps(anywhere, 20_000_000)
+    for view in views:
+        steps.step(*view, roomy=False, backward=backward)
+    for view in views:
+        steps.step(*roomy(*view), backward=backward)
+    assert steps.beside_tables <= 64 * 20_000_000 + 200 * PIXELS
+
+
+def test_binning_the_raster_and_gradients_share_memory(anywhere):
+    splats, instances = 1_000_000, 2_000_000
+    steps = Steps(anywhere, 4_000_000)
+    steps.step(splats, instances)
+    binning = 28 * splats + (12 + 8) * instances
+    raster_and_gradients = 48 * splats + 8192 * slots_of(instances)
+    held = steps.held
+    assert held["compiled.lent"] == pytest.approx(max(binning, raster_and_gradients), rel=0.02)
+    assert sum(held[name] for name in ("project.rows", "project.ids", "project.records")) == 64 * splats
+    assert not any("gradients" in name or "segments" in name for name in held)
+
+
+def test_a_first_visit_asks_for_no_more_than_a_room_of_what_it_found(anywhere):
+    found = (1_000_000, 1_500_000)
+    first, roomy = Steps(anywhere, 4_000_000), Steps(anywhere, 4_000_000)
+    first.step(*found, roomy=False)
+    roomy.step(*found)
+    counted = first.held.pop("bin.splat_starts")
+    assert counted == 8 * (found[0] + 1)
+    assert first.work.peak_bytes <= roomy.work.peak_bytes + counted
+    first.step(*found)
+    assert "bin.splat_starts" not in first.held
+
+
+def test_what_segments_leave_has_a_limit():
+    sizes = [8192 * slots_of(instances) for instances in (1 << 20, 8 << 20, 9 << 20, 20 << 20, 100 << 20, 1 << 31)]
+    assert max(sizes) <= 112 << 20
+
+
+def test_views_that_grow_leave_a_thirty_second_idle_at_most(anywhere):
+    views = [(int(1e6 * 1.02**i), int(2e6 * 1.02**i)) for i in range(60)]
+    growing, at_once = Steps(anywhere, 4_000_000), Steps(anywhere, 4_000_000)
+    for view in views:
+        growing.step(*view)
+    at_once.step(*views[-1])
+    for name, held in at_once.held.items():
+        assert growing.held[name] <= held * 33 / 32 + 4096, name
