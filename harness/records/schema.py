@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 SCHEMA = "1.0.0"
 
@@ -102,12 +103,17 @@ COLUMNS = (
 """Columns of `records.load`, the same whatever the scenario. `name` is the case's."""
 
 
+# A loss or quality that is not a number must stay one: pydantic would write null, which no reader takes back.
+_CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
 class Frozen(BaseModel):
-    # A loss or quality that is not a number must stay one: pydantic would write null, which no reader takes back.
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    model_config = _CONFIG
 
 
-class Measurement(Frozen):
+# With slots: a run holds a hundred thousand of them, and a model takes 1.3 kB for what a dataclass has in 0.3.
+@dataclass(slots=True, config=_CONFIG)
+class Measurement:
     """One measured value. place and peer: null for the whole job; both set for traffic from place to peer."""
 
     metric: str
