@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -42,6 +43,21 @@ class RunOutcome:
     exit_code: int
     report: Path | None
     records: list[tuple[Path, Record]]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: what ended how, and where its record is."""
+        cells = [
+            {
+                "cell_id": record.cell_id,
+                "repeat": record.repeat,
+                "status": record.status,
+                "reason": record.reason,
+                "folder": str(folder),
+            }
+            for folder, record in self.records
+        ]
+        report = None if self.report is None else str(self.report)
+        return {"exit_code": self.exit_code, "report": report, "records": cells}
 
 
 def run_suite(
