@@ -20,6 +20,8 @@ from harness.evidence.commands import register
 from harness.origin import check_origin
 from strategies.info import BrokenPluginError
 
+DETERMINISTIC = ["deterministic=true"]
+"""What `--deterministic` sets."""
 FILE_WIDTH = 160
 """Columns of a plan that is written into a file or a pipe."""
 
@@ -84,6 +86,10 @@ Onlys = Annotated[
     list[str],
     typer.Option("--only", metavar="KEY=VALUE", help="Only cells that match, as in strategy=single; repeatable."),
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option("--deterministic", help="Two runs end with the same bits; cells that cannot are skipped, with why."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: one JSON object.")]
 OnDevice = Annotated[Device | None, typer.Option("--device", help="In the place of the suite's device.")]
 
@@ -100,6 +106,7 @@ def run(
         str | None, typer.Option(metavar="TIME", help="Start no cell that would overrun it: 90s, 8m, 1.5h.")
     ] = None,
     device: OnDevice = None,
+    deterministic: Deterministic = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a suite, write its records, and print the path of its report."""
@@ -107,7 +114,7 @@ def run(
     from harness.suite.plan import plan
 
     seconds = None if budget is None else budget_seconds(budget)
-    planned = plan(suite, set_, only, device)
+    planned = plan(suite, [*set_, *DETERMINISTIC[:deterministic]], only, device)
     outcome = run_plan(planned, out, fresh, retry_failed, seconds, Console(stderr=as_json))
     if as_json:
         print(json.dumps(outcome.as_json(), indent=1))
@@ -122,13 +129,14 @@ def plan(
     set_: Sets = [],  # noqa: B006
     only: Onlys = [],  # noqa: B006
     device: OnDevice = None,
+    deterministic: Deterministic = False,
     as_json: AsJson = False,
 ) -> None:
     """List a suite's cells with their predicted memory, and what cannot run here."""
     from harness.suite.listing import plan_json, plan_table
     from harness.suite.plan import plan as make_plan
 
-    planned = make_plan(suite, set_, only, device)
+    planned = make_plan(suite, [*set_, *DETERMINISTIC[:deterministic]], only, device)
     if as_json:
         print(json.dumps(plan_json(planned), indent=1))
     else:

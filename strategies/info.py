@@ -27,6 +27,11 @@ def cpu_only(options: Any, device: str) -> str | None:
     return "computes on the CPU only in this version" if device == "cuda" else None
 
 
+def never_varies(options: Any) -> str | None:
+    """`varies` of a strategy that sums in one order and draws by counters, whatever its options."""
+    return None
+
+
 @dataclass(frozen=True)
 class StrategyInfo:
     """A strategy, as the suite and the runner need to know it.
@@ -39,6 +44,7 @@ class StrategyInfo:
     lacks: of options and a resolved device, what the options need and that device has not; None when it has all.
     refuses: of options, ranks and batch, why these do not go together; None when they do.
     refuses_training: the same of options and training settings.
+    varies: of options, what makes two runs on one CPU differ in their last bits; None when nothing does.
     """
 
     name: str
@@ -52,6 +58,7 @@ class StrategyInfo:
     lacks: Callable[[Any, str], str | None] = lambda options, device: None
     refuses: Callable[[Any, int, int], str | None] = lambda options, ranks, batch: None
     refuses_training: Callable[[Any, Training], str | None] = lambda options, training: None
+    varies: Callable[[Any], str | None] = lambda options: "its strategy does not say that two runs are equal"
 
     def load(self) -> type[Any]:
         """The Strategy class; imports torch."""

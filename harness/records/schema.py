@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-SCHEMA = "1.0.0"
+SCHEMA = "1.1.0"
 
 Status = Literal["ok", "failed", "oom", "timeout", "skipped", "invalid"]
 
@@ -171,6 +171,8 @@ class WorkerResult(Frozen):
     measurements: list[Measurement] = Field(default_factory=list)
     images: list[RecordImage] = Field(default_factory=list)
     environment: dict[str, Any] = Field(default_factory=dict)
+    gaussians_hash: str | None = None
+    """Of a deterministic cell: SHA-256 of its Gaussians and their moments as its last step left them."""
 
 
 class Record(Frozen):

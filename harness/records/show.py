@@ -55,6 +55,8 @@ def describe(folder: Path) -> RenderableType:
     parts.append(_pairs("configuration", _flat(record.cell)))
     if record.result and record.result.environment:
         parts.append(_pairs(f"environment {record.environment_id}", _flat(record.result.environment)))
+    if record.result and record.result.gaussians_hash:
+        parts.append(Text(f"Gaussians: hash {record.result.gaussians_hash}\n"))
     if record.result and record.result.measurements:
         parts.append(_measurements(record.result.measurements))
     if tail := _tail(folder, record):

@@ -127,6 +127,7 @@ def _row(record: Record) -> dict[str, Any]:
         "threads": int(cell["threads"]),
         "images": int(cell["images"]),
         "seed": int(cell["seed"]),
+        "deterministic": "deterministic" if cell["deterministic"] else "as usual",
         "batch": int(cell["batch"]),
         "scene": scene_name(spec, facts.name if facts else None),
         "gaussians": int(facts.gaussians if facts else spec.get("gaussians") or 0),

@@ -25,6 +25,7 @@ _TELLING = (
     "images",
     "seed",
     "threads",
+    "deterministic",
     "commit",
     "code_id",
     "engine",

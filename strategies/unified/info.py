@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from cuda_src.layout import PARAMETERS
-from strategies.info import Options, StrategyInfo, cpu_only
+from strategies.info import Options, StrategyInfo, cpu_only, never_varies
 
 ROW_BYTES = 4 * PARAMETERS
 """One Gaussian in one of the three tables (parameters and two moments), float32."""
@@ -45,4 +45,5 @@ INFO = StrategyInfo(
     engines=("local",),
     exact_when="always, on any number of places",
     lacks=lacks,
+    varies=never_varies,
 )
