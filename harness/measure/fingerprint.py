@@ -16,7 +16,7 @@ def shards_digest(shards: Iterable[Shard]) -> bytes:
     digest = hashlib.sha256()
     for shard in shards:
         for table in (shard.ids, shard.parameters, shard.moment1, shard.moment2):
-            digest.update(memoryview(np.ascontiguousarray(table.detach().cpu().numpy())))
+            digest.update(np.ascontiguousarray(table.detach().cpu().numpy()).data)
     return digest.digest()
 
 

@@ -93,6 +93,13 @@ def test_plan_as_json_is_one_object_for_programs(invoke: Invoke) -> None:
     assert cell["predicted_bytes"] > 0
 
 
+def test_deterministic_is_a_key_of_every_cell(invoke: Invoke, runs: list[dict[str, Any]]) -> None:
+    cells = json.loads(invoke("plan", "s.yaml", "--deterministic", "--json").stdout)["cells"]
+    assert {cell["cell"]["deterministic"] for cell in cells} == {True}
+    invoke("run", "s.yaml", "--deterministic")
+    assert runs[0]["plan"].overrides == ("deterministic=true",)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
