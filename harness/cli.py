@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from enum import StrEnum
@@ -19,6 +20,8 @@ from harness.evidence.commands import register
 from harness.origin import check_origin
 from strategies.info import BrokenPluginError
 
+DETERMINISTIC = ["deterministic=true"]
+"""What `--deterministic` sets."""
 FILE_WIDTH = 160
 """Columns of a plan that is written into a file or a pipe."""
 
@@ -83,6 +86,11 @@ Onlys = Annotated[
     list[str],
     typer.Option("--only", metavar="KEY=VALUE", help="Only cells that match, as in strategy=single; repeatable."),
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option("--deterministic", help="Two runs end with the same bits; cells that cannot are skipped, with why."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs: one JSON object.")]
 OnDevice = Annotated[Device | None, typer.Option("--device", help="In the place of the suite's device.")]
 
 
@@ -98,15 +106,19 @@ def run(
         str | None, typer.Option(metavar="TIME", help="Start no cell that would overrun it: 90s, 8m, 1.5h.")
     ] = None,
     device: OnDevice = None,
+    deterministic: Deterministic = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a suite, write its records, and print the path of its report."""
     from harness.api import run_plan
     from harness.suite.plan import plan
 
     seconds = None if budget is None else budget_seconds(budget)
-    planned = plan(suite, set_, only, device)
-    outcome = run_plan(planned, out, fresh, retry_failed, seconds, Console())
-    if outcome.report is not None:
+    planned = plan(suite, [*set_, *DETERMINISTIC[:deterministic]], only, device)
+    outcome = run_plan(planned, out, fresh, retry_failed, seconds, Console(stderr=as_json))
+    if as_json:
+        print(json.dumps(outcome.as_json(), indent=1))
+    elif outcome.report is not None:
         print(outcome.report)
     raise typer.Exit(outcome.exit_code)
 
@@ -117,18 +129,19 @@ def plan(
     set_: Sets = [],  # noqa: B006
     only: Onlys = [],  # noqa: B006
     device: OnDevice = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object.")] = False,
+    deterministic: Deterministic = False,
+    as_json: AsJson = False,
 ) -> None:
     """List a suite's cells with their predicted memory, and what cannot run here."""
     from harness.suite.listing import plan_json, plan_table
     from harness.suite.plan import plan as make_plan
 
-    planned = make_plan(suite, set_, only, device)
+    planned = make_plan(suite, [*set_, *DETERMINISTIC[:deterministic]], only, device)
     if as_json:
         print(json.dumps(plan_json(planned), indent=1))
     else:
         console = Console()
-        if not console.is_terminal:
+        if not console.is_terminal and "COLUMNS" not in os.environ:
             console = Console(width=FILE_WIDTH)
         for renderable in plan_table(planned):
             console.print(renderable)
@@ -158,14 +171,21 @@ def show(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of records, or above records.")],
     out: Annotated[Path | None, typer.Option(help="Where to; DIR/report of the first folder by default.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the report of records alone: HTML, Markdown, CSV and PNG."""
-    from harness.report.build import build_report
+    from harness.report.build import MARKDOWN, PLOTS, TABLE, build_report
 
     for folder in folders:
         if not folder.is_dir():
             raise UserError("no such folder; expected one with records", folder)
-    print(build_report(folders, out or folders[0] / "report"))
+    page = build_report(folders, out or folders[0] / "report")
+    if as_json:
+        beside = {"markdown": MARKDOWN, "table": TABLE, "plots": PLOTS}
+        found = {"report": str(page)} | {kind: str(page.parent / name) for kind, name in beside.items()}
+        print(json.dumps(found, indent=1))
+    else:
+        print(page)
 
 
 @app.command()
@@ -173,15 +193,17 @@ def build(
     arch: Annotated[
         str | None, typer.Option(metavar="CC", help="Compute capability such as 80 or 90a; 90 by default.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Build the CUDA kernels, unless the cache holds them, and print the library's path."""
     from cuda_src.compiled.build import BuildError
     from cuda_src.compiled.build import build as build_kernels
 
     try:
-        print(build_kernels(arch).library)
+        library = str(build_kernels(arch).library)
     except BuildError as error:
         raise UserError(str(error)) from None
+    print(json.dumps({"library": library}, indent=1) if as_json else library)
 
 
 @app.command()
@@ -189,7 +211,7 @@ def doctor(
     suite: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Exit 2 if its cells need what is not here.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look at this machine: GPUs, links, counters, compilers, versions, and what would disturb measurements."""
     from harness.doctor import WIDTH, examine, tables
@@ -213,6 +235,7 @@ def scene_info(
     spec: Annotated[str, typer.Argument(metavar="SPEC", help="A preset, a folder, or a YAML mapping.")],
     size: Annotated[str | None, typer.Option(metavar="WxH", help="Size of the images, pixels.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw cameras and points into this PNG.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print a scene's points, views, visible share, tile lists and saturation; draw its cameras and points."""
     from harness.suite.scene_argument import scene_argument, size_argument
@@ -223,19 +246,24 @@ def scene_info(
     import torch
 
     from cuda_src.operators import KernelSet
-    from harness.scenes.info import info_table
+    from harness.scenes.info import info_json, info_table
     from harness.scenes.info import scene_info as look_at
     from harness.scenes.load import load_scene
 
     loaded = load_scene(scene, pixels, torch.device("cpu"))
-    table = Table(show_header=False, box=None)
-    for key, value in info_table(look_at(loaded, KernelSet())):
-        table.add_row(f"[bold]{key}[/bold]", value)
-    Console().print(table)
+    found = look_at(loaded, KernelSet())
     if plot is not None:
         from harness.scenes.plot import plot_scene
 
         plot_scene(loaded, plot)
+    if as_json:
+        print(json.dumps(info_json(found) | {"plot": None if plot is None else str(plot)}, indent=1))
+        return
+    table = Table(show_header=False, box=None)
+    for key, value in info_table(found):
+        table.add_row(f"[bold]{key}[/bold]", value)
+    Console().print(table)
+    if plot is not None:
         print(plot)
 
 
@@ -243,11 +271,13 @@ def scene_info(
 def new_strategy(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the strategy, and of its package.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder in which to make the package's folder.")] = Path(),
+    as_json: AsJson = False,
 ) -> None:
     """Write a package with a working, exact strategy to start from; print its folder."""
     from harness.skeleton import new_strategy as write
 
-    print(write(name, out))
+    folder = str(write(name, out))
+    print(json.dumps({"folder": folder}, indent=1) if as_json else folder)
 
 
 register(app)
@@ -257,19 +287,23 @@ register(app)
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="options: of which strategy.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List strategies, scenarios, presets of the city, metrics, or a strategy's options."""
-    from harness.suite.listing import known_things, strategy_options
+    from harness.suite.listing import known_things, strategy_options, things_table
 
     if kind is Kind.options:
         if name is None:
             raise UserError("list options: NAME is missing; expected a strategy")
-        table = strategy_options(name)
+        things = strategy_options(name)
     elif name is not None:
         raise UserError(f"list {kind}: NAME has the value {name!r}; expected none")
     else:
-        table = known_things(kind)
-    Console().print(table)
+        things = known_things(kind)
+    if as_json:
+        print(json.dumps({str(kind): things}, indent=1))
+    else:
+        Console().print(things_table(things) if things else f"{name} has no options")
 
 
 @app.command()

@@ -27,6 +27,11 @@ def cpu_only(options: Any, device: str) -> str | None:
     return "computes on the CPU only in this version" if device == "cuda" else None
 
 
+def never_varies(options: Any) -> str | None:
+    """`varies` of a strategy that sums in one order and draws by counters, whatever its options."""
+    return None
+
+
 @dataclass(frozen=True)
 class StrategyInfo:
     """A strategy, as the suite and the runner need to know it.
@@ -41,6 +46,7 @@ class StrategyInfo:
     refuses: of options, ranks and batch, why these do not go together; None when they do.
     refuses_training: the same of options and training settings.
     remark: of options and ranks, what readers of a figure must know of how it ran; None mostly. Records keep it.
+    varies: of options, what makes two runs on one CPU differ in their last bits; None when nothing does.
     """
 
     name: str
@@ -56,6 +62,7 @@ class StrategyInfo:
     refuses: Callable[[Any, int, int], str | None] = lambda options, ranks, batch: None
     refuses_training: Callable[[Any, Training], str | None] = lambda options, training: None
     remark: Callable[[Any, int], str | None] = lambda options, ranks: None
+    varies: Callable[[Any], str | None] = lambda options: "its strategy does not say that two runs are equal"
 
     def load(self) -> type[Any]:
         """The Strategy class; imports torch."""

@@ -37,6 +37,7 @@ def claims_sheet(suite: str, tested: Sequence[Tested]) -> Sheet:
         columns=("claim", "published", "found", "verdict", "what is said; where, and why"),
         rows=rows,
         right=frozenset({"published", "found"}),
+        under="what is said; where, and why",
         below=[
             ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "No claims.",
             "Reproduced: at least 90 % of the effect (logarithms of ratios), partly: 50 %. Authors' figures are of "

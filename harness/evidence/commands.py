@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from harness.evidence.forms import Format
 
 As = Annotated[Format, typer.Option("--format", help="Of what is printed.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: one JSON object, as --format json.")]
+OneObject = Annotated[bool, typer.Option("--json", help="For programs: one JSON object.")]
 CLAIMS = Path("suites/claims.yaml")
 
 
@@ -135,21 +137,29 @@ def readme(
         "README.md"
     ),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if it is out of date.")] = False,
+    as_json: OneObject = False,
 ) -> None:
     """Write the tables and galleries that a Markdown file marks, from committed records."""
     from harness.evidence.readme import stale, written
     from harness.records.store import write_atomically
 
-    text = written(file)
-    for sentence in stale(file):
-        print(sentence, file=sys.stderr)
-    if text == file.read_text(encoding="utf-8"):
-        return
-    if check:
-        print(f"{file} is out of date: python -m harness readme {file}", file=sys.stderr)
+    text, sentences = written(file), stale(file)
+    old = text != file.read_text(encoding="utf-8")
+    if old and not check:
+        write_atomically(file, text)
+    if as_json:
+        found = {"file": str(file), "out_of_date": old, "written": old and not check, "stale": sentences}
+        print(json.dumps(found, indent=1))
+    else:
+        for sentence in sentences:
+            print(sentence, file=sys.stderr)
+        if old:
+            print(
+                f"{file} is out of date: python -m harness readme {file}" if check else file,
+                file=sys.stderr if check else sys.stdout,
+            )
+    if old and check:
         raise typer.Exit(EXIT_REGRESSED)
-    write_atomically(file, text)
-    print(file)
 
 
 def tensorboard(
@@ -157,14 +167,20 @@ def tensorboard(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the event files go.")] = Path(
         "results/runs/tensorboard"
     ),
+    as_json: OneObject = False,
 ) -> None:
     """Write the loss, step time and quality of training cells as TensorBoard files; needs the package."""
     from harness.evidence.tensorboard import write_events
 
-    if not write_events(folders, out):
+    runs = write_events(folders, out)
+    if not runs:
         print("no cell has training samples", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"folder": str(out), "runs": [str(run) for run in runs]}, indent=1))
+    elif runs:
+        print(out)
+    if not runs:
         raise typer.Exit(EXIT_NOTHING)
-    print(out)
 
 
 def register(app: typer.Typer) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
-from harness.evidence.gates import Change, changes
+from harness.evidence.gates import Change, OtherBits, changes
 from harness.evidence.measured import DEFAULTS, MeasuredCell, fields, read
 from harness.evidence.verdicts import Judgement, Verdict, judge, minimum_effect
 from harness.suite import validation
@@ -38,7 +38,7 @@ class Pair:
     stage: str | None = None
     axis: tuple[str, str] | None = None
     by: str | None = None
-    counts: list[Change] = field(default_factory=list)
+    counts: list[Change | OtherBits] = field(default_factory=list)
 
     @property
     def label(self) -> str:

@@ -36,6 +36,7 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
         columns=("cell", "A ms", "B ms", "change", "verdict", "reason"),
         rows=rows,
         right=frozenset({"A ms", "B ms", "change"}),
+        under="reason",
         below=below,
         data=[_data(pair) for pair in comparison.pairs],
         facts={"a": comparison.a, "b": comparison.b, "by": comparison.by, "across": comparison.across},

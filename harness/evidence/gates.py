@@ -44,13 +44,24 @@ class Change:
         return text if share in ("0 %", NONE) else f"{text} ({share})"
 
 
-def changes(base: Record, new: Record, same_environment: bool) -> list[Change]:
+@dataclass(frozen=True)
+class OtherBits:
+    """Gaussians of two deterministic cells that are not equal; base, new: their hashes."""
+
+    base: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"Gaussians are not equal to the last bit (hash {self.base[:12]} → {self.new[:12]})"
+
+
+def changes(base: Record, new: Record, same_environment: bool) -> list[Change | OtherBits]:
     """The counts of `new` that are not those of `base`, in the order in which this file names them.
 
     A stage that moved nothing before counts as zero bytes; other counts that only `new` has are no change: the older
     version did not take them.
     """
-    found = []
+    found: list[tuple[Change, float]] = []
     for metric in BYTES:
         for stage in _stages(base, metric) | _stages(new, metric):
             tolerance = _ROUNDING if same_environment else ELSEWHERE
@@ -60,7 +71,11 @@ def changes(base: Record, new: Record, same_environment: bool) -> list[Change]:
         old, now = value_of(base, metric), value_of(new, metric)
         if old is not None:
             found.append((Change(metric, None, old, now), _tolerance(metric, old, same_environment)))
-    return [change for change, tolerance in found if not _within(change, tolerance)]
+    told: list[Change | OtherBits] = [change for change, tolerance in found if not _within(change, tolerance)]
+    hashes = [record.result.gaussians_hash if record.result else None for record in (base, new)]
+    if same_environment and hashes[0] and hashes[1] and hashes[0] != hashes[1]:
+        told.append(OtherBits(hashes[0], hashes[1]))
+    return told
 
 
 def _within(change: Change, tolerance: float) -> bool:

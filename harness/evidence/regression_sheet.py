@@ -25,6 +25,7 @@ def regression_sheet(title: str, results: Sequence[CellResult]) -> Sheet:
         columns=("cell", "base ms", "now ms", "change", "state", "reason"),
         rows=rows,
         right=frozenset({"base ms", "now ms", "change"}),
+        under="reason",
         below=[", ".join(f"{count} {state}" for state, count in states.items()) or "Nothing to compare."],
         data=[_data(result) for result in results],
         facts={"title": title},

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from harness.evidence.forms import Format
 from harness.report.markdown import cell as markdown_cell
@@ -27,13 +29,15 @@ COLOURS |= {"ambiguous": "yellow", "stale": "yellow", "new": "red", "no data": "
 class Sheet:
     """title: a line above. columns: headings; those in `right` hold figures. rows: texts, as many as columns.
 
-    below: sentences under the table. data: what programs are given, one mapping a row, and `facts` beside them.
+    under: a column that a terminal has no room for: its text stands below that of the first. below: sentences under the
+    table. data: what programs are given, one mapping a row, and `facts` beside them.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: frozenset[str] = frozenset()
+    under: str = ""
     below: Sequence[str] = ()
     data: Sequence[Mapping[str, Any]] = field(default_factory=list)
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -77,10 +81,15 @@ class Sheet:
         table = Table(
             title=escape(self.title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
         )
-        for heading in self.columns:
+        beside = [place for place, heading in enumerate(self.columns) if heading != self.under]
+        for place in beside:
+            heading = self.columns[place]
             table.add_column(heading, justify="right" if heading in self.right else "left", overflow="fold")
         for row in self.rows:
-            table.add_row(*(self._coloured(text) for text in row))
+            first, *others = (self._coloured(row[place]) for place in beside)
+            text = row[self.columns.index(self.under)] if self.under else ""
+            about = Padding(Text(text, style="dim"), (0, 0, 0, 2))
+            table.add_row(Group(Text.from_markup(first), about) if text else first, *others)
         return table
 
     @staticmethod

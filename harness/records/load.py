@@ -131,22 +131,27 @@ def samples_of(found: Iterable[tuple[Path, Record, Mapping[str, Any]]]) -> panda
     import pyarrow
     from pyarrow import parquet
 
-    tables = []
+    tables, lengths = [], []
+    columns: dict[str, list[Any]] = {}
     for folder, record, more in found:
         path = folder / SAMPLES
         if not path.exists():
             continue
         try:
-            table = parquet.read_table(path)
+            with parquet.ParquetFile(path) as file:
+                table = file.read()
         except Exception as error:  # pyarrow raises many types for a damaged file
             raise UserError(f"cannot be read as Parquet ({error}); the samples are damaged", path) from None
-        common = _common(record)
-        for key, value in {**more, **{key: common[key] for key in SAMPLE_KEYS}}.items():
-            table = table.append_column(key, pyarrow.array([value] * len(table)))
         if len(table):
             tables.append(table.replace_schema_metadata())
+            lengths.append(len(table))
+            common = _common(record)
+            for key, value in {**more, **{key: common[key] for key in SAMPLE_KEYS}}.items():
+                columns.setdefault(key, []).append(value)
     if not tables:
         return pandas.DataFrame(columns=[*SAMPLE_KEYS, *SAMPLE_COLUMNS])
     frame = pyarrow.concat_tables(tables, promote_options="permissive").to_pandas()
+    for key, values in columns.items():
+        frame[key] = pandas.Series(values).repeat(lengths).to_numpy()
     named = [*SAMPLE_KEYS, *SAMPLE_COLUMNS]
     return frame.reindex(columns=[*named, *(column for column in frame.columns if column not in named)])

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
-SCHEMA = "1.0.0"
+SCHEMA = "1.1.0"
 
 REMARK = "remark"
 """Under this key of a result's environment: what readers of its figures must know of how the strategy ran."""
@@ -106,12 +107,17 @@ COLUMNS = (
 """Columns of `records.load`, the same whatever the scenario. `name` is the case's."""
 
 
+# A loss or quality that is not a number must stay one: pydantic would write null, which no reader takes back.
+_CONFIG = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
 class Frozen(BaseModel):
-    # A loss or quality that is not a number must stay one: pydantic would write null, which no reader takes back.
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+    model_config = _CONFIG
 
 
-class Measurement(Frozen):
+# With slots: a run holds a hundred thousand of them, and a model takes 1.3 kB for what a dataclass has in 0.3.
+@dataclass(slots=True, config=_CONFIG)
+class Measurement:
     """One measured value. place and peer: null for the whole job; both set for traffic from place to peer."""
 
     metric: str
@@ -169,6 +175,8 @@ class WorkerResult(Frozen):
     measurements: list[Measurement] = Field(default_factory=list)
     images: list[RecordImage] = Field(default_factory=list)
     environment: dict[str, Any] = Field(default_factory=dict)
+    gaussians_hash: str | None = None
+    """Of a deterministic cell: SHA-256 of its Gaussians and their moments as its last step left them."""
 
 
 class Record(Frozen):

@@ -55,6 +55,8 @@ def describe(folder: Path) -> RenderableType:
     parts.append(_pairs("configuration", _flat(record.cell)))
     if record.result and record.result.environment:
         parts.append(_pairs(f"environment {record.environment_id}", _flat(record.result.environment)))
+    if record.result and record.result.gaussians_hash:
+        parts.append(Text(f"Gaussians: hash {record.result.gaussians_hash}\n"))
     if record.result and record.result.measurements:
         parts.append(_measurements(record.result.measurements))
     if tail := _tail(folder, record):
@@ -93,13 +95,16 @@ def _flat(value: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
 
 def _measurements(measurements: list[Measurement]) -> Table:
     """Values of the whole job and of its stages; those of single places and pairs of places are in the tables."""
-    table = Table(title="measurements", title_justify="left", title_style="bold", box=None, padding=(0, 2))
-    for heading in ("metric", "stage", "images seen", "value", "unit", "statistic", "source"):
-        table.add_column(heading, justify="right" if heading in ("images seen", "value") else "left")
+    table = Table(title="measurements", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    for heading in ("metric", "images seen", "value", "unit", "statistic"):
+        right = heading in ("images seen", "value")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
     for one in measurements:
         if one.place is None:
+            name = f"{one.metric} · {one.stage}" if one.stage else one.metric
             seen = "" if one.images_seen is None else str(one.images_seen)
-            table.add_row(one.metric, one.stage or "", seen, f"{one.value:.6g}", one.unit, one.statistic, one.source)
+            how = one.statistic if one.source == "measured" else f"{one.statistic}, {one.source}"
+            table.add_row(name, seen, f"{one.value:.6g}", one.unit, how)
     return table
 
 

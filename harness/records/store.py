@@ -18,6 +18,9 @@ RECORD = "record.json"
 LOG = "log.txt"
 SAMPLES = "samples.parquet"
 
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+"""What pydantic calls a key that a model or a dataclass does not have."""
+
 
 def write_atomically(path: Path, text: str) -> None:
     """The whole text or nothing: a temporary file beside the path, flushed to disk, then renamed over it."""
@@ -43,9 +46,22 @@ def read_record(folder: Path) -> Record:
     """
     path = folder / RECORD
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror}); expected a record", path) from None
+    # The records of this version, which are nearly all: in one go, and with equal texts kept once.
+    try:
+        record = Record.model_validate_json(text)
+    except ValidationError:
+        return _read_with_care(text, path)
+    _check_version(record.schema_version, path)
+    return record
+
+
+def _read_with_care(text: bytes, path: Path) -> Record:
+    """A record of a newer minor version; UserError that says what is wrong with any other."""
+    try:
+        data = json.loads(text.decode("utf-8"))
     except ValueError as error:
         raise UserError(f"is no JSON ({error}); the record is damaged", path) from None
     if not isinstance(data, dict):
@@ -56,7 +72,7 @@ def read_record(folder: Path) -> Record:
         try:
             return Record.model_validate(data)
         except ValidationError as error:
-            unknown = [e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"]
+            unknown = [e["loc"] for e in error.errors() if e["type"] in _UNKNOWN_KEY]
             if not (newer_minor and unknown):
                 first = error.errors()[0]
                 key = ".".join(str(part) for part in first["loc"])

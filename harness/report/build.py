@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.records.load import table_of
+from harness.records.schema import Record
 from harness.report import drawing, frames
 from harness.report.html import render_html
 from harness.report.markdown import render_markdown
 from harness.report.page import Page, compose
+
+_AT_ONCE = 200
+"""Records whose rows are written together."""
 
 HTML, MARKDOWN, TABLE, PLOTS = "report.html", "report.md", "measurements.csv", "plots"
 
@@ -32,11 +37,19 @@ def build_report(folders: list[Path], out: Path) -> Path:
             (fresh / HTML).write_text(render_html(page), encoding="utf-8")
             _write_plots(page, fresh / PLOTS)
         (fresh / MARKDOWN).write_text(render_markdown(page), encoding="utf-8")
-        table_of(results.every).to_csv(fresh / TABLE, index=False, lineterminator="\n")
+        _write_table(results.every, fresh / TABLE)
         _move(fresh, out)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return out / HTML
+
+
+def _write_table(every: Sequence[Record], path: Path) -> None:
+    """All measurements, some records at a time: the whole table takes more memory than the records."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        for first in range(0, max(1, len(every)), _AT_ONCE):
+            table = table_of(every[first : first + _AT_ONCE])
+            table.to_csv(file, index=False, header=first == 0, lineterminator="\n")
 
 
 def _write_plots(page: Page, folder: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,15 @@ def legend(figure: Figure, handles: Sequence[Artist], length: float = _BOX) -> N
 def _abreast(texts: Sequence[str], length: float) -> int:
     """Columns of a legend: its width holds about 118 letters."""
     return max(1, min(6, int(118 / (max(map(len, texts)) + 2 + 2.6 * length))))
+
+
+def stacked(
+    axes: Axes, row: int, left: float, sizes: Sequence[float], colours: Sequence[str], hatched: bool = False
+) -> None:
+    """Parts of one bar from `left` on, as one artist: with an artist a part, many bars take seconds to draw."""
+    starts = accumulate(sizes, initial=left)
+    style: dict[str, Any] = {"edgecolor": "white", "hatch": "////"} if hatched else {}
+    axes.broken_barh(list(zip(starts, sizes, strict=False)), (row - 0.33, 0.66), facecolors=colours, lw=0, **style)
 
 
 def beside(axes: Axes, text: str, right: float, row: float) -> None:

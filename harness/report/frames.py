@@ -127,6 +127,7 @@ def _row(record: Record) -> dict[str, Any]:
         "threads": int(cell["threads"]),
         "images": int(cell["images"]),
         "seed": int(cell["seed"]),
+        "deterministic": "deterministic" if cell["deterministic"] else "as usual",
         "batch": int(cell["batch"]),
         "scene": scene_name(spec, facts.name if facts else None),
         "gaussians": int(facts.gaussians if facts else spec.get("gaussians") or 0),
@@ -168,13 +169,16 @@ def _measurements(rows: pd.DataFrame, chosen: dict[int, tuple[Path, Record]]) ->
 
     A virtual engine runs its ranks in turn: what it measured as wall time is no statement about ranks side by side.
     """
-    found = []
+    # A list a column, as in records.load.
+    columns: dict[str, list[Any]] = {column: [] for column in _COLUMNS}
     for number, cell in zip(rows["record"], rows["cell"], strict=True):
         result = chosen[number][1].result
-        for measurement in result.measurements if result else ():
-            found.append({"record": number, "cell": cell, **measurement.model_dump()})
-    frame = pd.DataFrame(found, columns=_COLUMNS)
-    frame = frame[frame["source"] != "published"]
+        measured = [m for m in result.measurements if m.source != "published"] if result else []
+        columns["record"] += [number] * len(measured)
+        columns["cell"] += [cell] * len(measured)
+        for column in _COLUMNS[2:]:
+            columns[column] += [getattr(measurement, column) for measurement in measured]
+    frame = pd.DataFrame(columns)
     preference = frame["statistic"].map({s: i for i, s in enumerate(_STATISTICS)}).fillna(len(_STATISTICS))
     preference += 100 * (frame["source"] != "modelled")
     frame = frame.assign(preference=preference).sort_values(["preference"], kind="stable")

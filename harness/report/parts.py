@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.report.quantities import NONE
 
+T = TypeVar("T")
+
 MOST_GROUPS = 6
 """Most groups of cells a section draws; the others are in its tables, or in measurements.csv."""
+
+FEW_GROUPS = 3
+"""As many it draws where there are more than that: such a page is read by its tables."""
+
+MOST_BARS = 20
+"""Most cells that a plot of bars draws: more are no longer read, only scrolled."""
+
+MOST_LINES = 12
+"""Most lines that a plot draws: as many as colours, marks and dashes tell apart."""
 
 _FOLDED_ROWS = 14
 """A table with more rows than this is folded until a reader asks for it."""
@@ -105,15 +116,39 @@ def groups(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(str(title), group) for title, group in frame.groupby("title", sort=False)] if len(frame) else []
 
 
+def some(rows: pd.DataFrame, by: str, most: int) -> tuple[pd.DataFrame, str]:
+    """The rows of at most so many values of the column `by`, and a sentence that says so, empty where these are all.
+
+    They are taken from each strategy and number of ranks in turn, so that none is left out for having come last.
+    """
+    firsts = rows.drop_duplicates(by)
+    if len(firsts) <= most:
+        return rows, ""
+    turn = firsts.groupby(["strategy", "ranks"], sort=False).cumcount().sort_values(kind="stable")
+    kept = firsts.loc[turn.index[:most], by]
+    return rows[rows[by].isin(kept)], f" {most} of {len(firsts)}, some of each strategy and number of ranks."
+
+
+def to_draw(titled: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
+    """Those of the groups that a section draws: all, or the first few of many."""
+    found = list(titled)
+    return found if len(found) <= MOST_GROUPS else found[:FEW_GROUPS]
+
+
 def drawn(
     name: str,
     titled: Iterable[tuple[str, pd.DataFrame]],
     describe: Callable[[pd.DataFrame], str],
     draw: Callable[[pd.DataFrame], Figure],
+    by: str = "label",
+    most: int = MOST_BARS,
 ) -> list[Plot]:
-    """A plot of each of the first groups, named `name-1`, `name-2`, ..."""
-    first = list(titled)[:MOST_GROUPS]
-    return [Plot(f"{name}-{i}", title, describe(rows), draw(rows)) for i, (title, rows) in enumerate(first, start=1)]
+    """A plot of each of the first groups, named `name-1`, `name-2`, ...; by, most: of what it draws at most so many."""
+    found = []
+    for number, (title, rows) in enumerate(to_draw(titled), start=1):
+        shown, left_out = some(rows, by, most)
+        found.append(Plot(f"{name}-{number}", title, describe(shown) + left_out, draw(shown)))
+    return found
 
 
 def tabulated(

@@ -67,6 +67,15 @@ class Finished:
                 shutil.rmtree(path)
         self._records[key] = [*kept, (folder, record)]
 
+    def gaussians_hash(self, key: Key) -> str | None:
+        """Of the first record of the same cell, code and environment that has one, whichever repeat it is of."""
+        for other, found in self._records.items():
+            if (other.cell_id, other.code_id, other.environment_id) == (key.cell_id, key.code_id, key.environment_id):
+                for _, record in found:
+                    if record.status == "ok" and record.result and record.result.gaussians_hash:
+                        return record.result.gaussians_hash
+        return None
+
     def forget_skips(self, cell_ids: Iterable[str]) -> None:
         """Remove the skipped records of those cells: a skip speaks of one run only."""
         wanted = frozenset(cell_ids)

@@ -17,6 +17,7 @@ from PIL import Image
 from cuda_src.conventions import CONVENTIONS
 from cuda_src.operators import KernelSet
 from harness.errors import UserError
+from harness.measure import fingerprint
 from harness.measure.clock import StageClock
 from harness.measure.statistics import median
 from harness.records.schema import METRICS, REMARK, Measurement, RecordImage, SceneFacts, WorkerResult
@@ -70,6 +71,7 @@ class Job:
     notes: dict[str, str] = field(default_factory=dict)
     """What the record's environment says besides: why something was not measured or not judged."""
     facts: SceneFacts | None = None
+    gaussians_hash: str | None = None
     measurements: list[Measurement] = field(default_factory=list)
     images: list[RecordImage] = field(default_factory=list)
     spending: Spending = field(init=False)
@@ -84,6 +86,7 @@ class Job:
         described = json.loads((folder / CELL).read_text())
         cell = Cell.model_validate(described["cell"])
         torch.set_num_threads(cell.threads)
+        torch.use_deterministic_algorithms(cell.deterministic)
         device = comm.device
         training = cell.training
         kernels = KernelSet(
@@ -250,6 +253,12 @@ class Job:
         for metric, value in counted.items() if keep else ():
             self.measure(metric, value, "mean")
 
+    def fingerprint(self, strategy: Strategy) -> None:
+        """The hash of what all ranks hold, of a cell that is to end with the same bits every time."""
+        if self.cell.deterministic:
+            digest = fingerprint.shards_digest(strategy.shards())
+            self.gaussians_hash = fingerprint.joined(self.ranks.by_rank(fingerprint.as_tensor(digest)))
+
     def save_image(self, pixels: torch.Tensor, name: str, **facts: Any) -> None:
         """Keep an [H, W, 3] image in [0, 1] or uint8 beside the record."""
         if pixels.dtype != torch.uint8:
@@ -272,6 +281,7 @@ class Job:
             measurements=self.measurements,
             images=self.images,
             environment={"torch_threads": torch.get_num_threads(), **self.notes},
+            gaussians_hash=self.gaussians_hash,
         )
         write_result(self.folder, result)
 

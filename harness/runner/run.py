@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,7 +20,7 @@ from harness.runner import prepared
 from harness.runner.console import Display, label
 from harness.runner.disk import NO_SPACE, drop_all_but_log, says_full
 from harness.runner.execute import Attempt, Command, execute
-from harness.runner.finished import ENDED_BADLY, MEASURED, Finished
+from harness.runner.finished import ENDED_BADLY, MEASURED, Finished, Key
 from harness.runner.kernels import BUILD, COMPILE, COMPILE_CUDA, compile_kernels
 from harness.runner.launch import worker_command
 from harness.runner.lock import locked
@@ -31,6 +32,7 @@ REPORT = "report"
 UNKNOWN_SECONDS = 60.0
 """What a cell is taken to need while none of its scenario has ended."""
 BUDGET = "not run: over the budget"
+OTHER_BITS = "deterministic: the Gaussians are not those of an earlier run of the cell"
 PORTABLE, COMPILED = "portable", "compiled"
 
 
@@ -42,6 +44,21 @@ class RunOutcome:
     exit_code: int
     report: Path | None
     records: list[tuple[Path, Record]]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: what ended how, and where its record is."""
+        cells = [
+            {
+                "cell_id": record.cell_id,
+                "repeat": record.repeat,
+                "status": record.status,
+                "reason": record.reason,
+                "folder": str(folder),
+            }
+            for folder, record in self.records
+        ]
+        report = None if self.report is None else str(self.report)
+        return {"exit_code": self.exit_code, "report": report, "records": cells}
 
 
 def run_suite(
@@ -165,10 +182,19 @@ class _Run:
                 on_progress=display.progress,
                 command=self.command,
             )
-        record = self._written(folder, self.recorder.record(planned.cell, key, attempt))
+        record = self._with_equal_bits(key, self.recorder.record(planned.cell, key, attempt))
+        record = self._written(folder, record)
         self.finished.add(folder, record)
         self.records.append((folder, record))
         display.end(name, record)
+
+    def _with_equal_bits(self, key: Key, record: Record) -> Record:
+        """The record; invalid where it is of a deterministic cell that ended with other bits before."""
+        before, now = self.finished.gaussians_hash(key), record.result.gaussians_hash if record.result else None
+        if record.status != "ok" or None in (before, now) or before == now:
+            return record
+        reason = f"{OTHER_BITS}: hash {str(now)[:12]}, before {str(before)[:12]}"
+        return record.model_copy(update={"status": "invalid", "reason": reason})
 
     def _written(self, folder: Path, record: Record) -> Record:
         """The record as it came to stand in its folder: on a full disk it takes the place of what the cell left there,

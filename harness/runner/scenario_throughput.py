@@ -62,6 +62,7 @@ def run(job: Job, opened: tuple[Scene, GaussianSource] | None = None) -> Strateg
     passes.breakdown(job, lambda: len(one_pass(job, strategy, queue, len(views))[1]))
     job.measure("gaussians_count", job.ranks.total(sum(len(s.ids) for s in strategy.shards())), "last")
     job.memory(strategy)
+    job.fingerprint(strategy)
     return strategy
 
 

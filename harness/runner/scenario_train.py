@@ -76,6 +76,7 @@ def run(job: Job) -> None:
     job.spent(1)
     job.traffic(steps)
     job.memory(strategy)
+    job.fingerprint(strategy)
     if job.preparation:
         kept = sum(len(s.ids) for s in strategy.shards())  # Fewer than it began with after pruning.
         write_gaussians(job.folder / "gaussians.ply", strategy.shards(), kept)

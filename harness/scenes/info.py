@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,6 +84,16 @@ def scene_info(scene: Scene, kernels: KernelSet) -> SceneInfo:
         facts=scene.facts,
         drawing=None if source is None else _draw(scene, source, kernels),
     )
+
+
+def info_json(info: SceneInfo) -> dict[str, Any]:
+    """The fields for programs."""
+    found = asdict(info)
+    found["bounds"] = None if info.bounds is None else info.bounds.tolist()
+    if found["drawing"] is not None:
+        lengths = zip(PERCENTILES, found["drawing"].pop("list_lengths"), strict=True)
+        found["drawing"]["list_lengths"] = {f"p{percentile}": length for percentile, length in lengths}
+    return found
 
 
 def info_table(info: SceneInfo) -> list[tuple[str, str]]:

@@ -112,6 +112,9 @@ class Cell(Frozen):
     """Seconds until a cell that has not ended is ended as `timeout`."""
     collective_timeout: float = Field(120.0, gt=0)
     """Seconds that a rank waits for the others in one collective, before the cell is ended as `timeout`."""
+    deterministic: bool = False
+    """Two runs on one machine end with the same bits, and the record has the hash of their Gaussians; series of passes
+    are `stop.min_passes` long. A cell that cannot is skipped."""
     debug: bool = False
     """Compare what ranks send with what others expect before each exchange: for a strategy that hangs. Costs time."""
     training: Training = Training()

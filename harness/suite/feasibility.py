@@ -77,7 +77,18 @@ def skip_reason(cell: Cell, info: StrategyInfo, machine: Machine) -> str | None:
     reason = info.refuses(options, cell.ranks, cell.batch) or info.refuses_training(options, cell.training)
     if reason := reason or info.lacks(options, cell.device):
         return reason
-    return _lacking_hardware(cell, machine)
+    return _lacking_hardware(cell, machine) or _varying(cell, info)
+
+
+def _varying(cell: Cell, info: StrategyInfo) -> str | None:
+    """Why two runs of a cell that asks for equal bits would not have them."""
+    if not cell.deterministic:
+        return None
+    if cell.device == "cuda":
+        # A tile's blocks add to a splat's gradient as they end; no kernel of ours sums in a fixed order there.
+        return f"deterministic: kernels {cell.kernels} on cuda sum gradients of splats in an order that varies"
+    reason = info.varies(info.options.model_validate(cell.options))
+    return f"deterministic: {reason}" if reason else None
 
 
 def _unsuited_link(cell: Cell) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args
 
 from rich.console import RenderableType
@@ -21,8 +21,10 @@ from strategies.registry import strategies
 
 _HEADLINE = ("scenario", "strategy", "ranks", "scene", "size", "kernels")
 """Keys worth a word even where all cells agree."""
-_COLUMNS = ("name", "scenario", "strategy", "ranks", "batch", "scene", "size")
-"""Keys with a column of their own where cells differ; the rest share one, so that a plan fits a terminal."""
+_COLUMNS = ("name", "strategy", "ranks")
+"""Keys with a column of their own where cells differ; the rest share one, so that a plan fits 80 columns."""
+_PLAIN = ("scenario", "scene", "size")
+"""Keys of that one whose values say what they are values of; like the batch they are shown of every cell."""
 
 SCENARIOS = {
     "train": "train on the scene's images; loss, held-out quality and images over time",
@@ -42,16 +44,24 @@ def plan_table(plan: Plan) -> Iterator[RenderableType]:
     shared = ", ".join(f"{key} {rows[0][key]}" for key in _HEADLINE if key not in varying)
     yield Text(f"{plan.suite} on {plan.device}: {shared}")
     columns = [key for key in _COLUMNS if key in varying]
-    others = [key for key in varying if key not in columns]
-    usual = {key: _value_of_most(row.get(key, "") for row in rows) for key in others}
-    table = Table("cell", *columns, *(["settings"] if others else []), "memory", "here")
+    others = [key for key in (*_PLAIN, "batch") if key in varying]
+    others += [key for key in varying if key not in (*columns, *others)]
+    usual = {key: _value_of_most(row.get(key, "") for row in rows) for key in others if key not in (*_PLAIN, "batch")}
+    reasons = list(dict.fromkeys(planned.skip for planned in plan.cells if planned.skip))
+    table = _columns("cell", *columns, *(["settings"] if others else []), "memory", "here")
     for planned, row in zip(plan.cells, rows, strict=True):
-        here = Text(here_text(planned), style="yellow" if planned.skip else "green")
         values = [Text(row.get(key, "")) for key in columns]
-        own = [f"{key.rpartition('.')[2]}={row[key]}" for key in others if row.get(key, "") not in ("", usual[key])]
-        settings = [Text(" ".join(own))] if others else []
-        table.add_row(planned.cell_id, *values, *settings, memory_text(planned.predicted_bytes), here)
+        own = [
+            row[key] if key in _PLAIN else f"{key.rpartition('.')[2]}={row[key]}"
+            for key in others
+            if row.get(key, "") not in ("", usual.get(key))
+        ]
+        settings = [Text(" · ".join(own))] if others else []
+        here = Text(here_text(planned, reasons), style="yellow" if planned.skip else "green")
+        table.add_row(planned.cell_id, *values, *settings, Text(memory_text(planned.predicted_bytes)), here)
     yield table
+    for number, reason in enumerate(reasons, start=1):
+        yield Text(f"skipped {number}: {reason}")
     runnable = [planned for planned in plan.cells if planned.skip is None and not planned.preparation]
     preparations = sum(planned.preparation for planned in plan.cells)
     prepared = f", after {preparations} to prepare" if preparations else ""
@@ -60,10 +70,19 @@ def plan_table(plan: Plan) -> Iterator[RenderableType]:
         f"{len(plan.cells) - preparations} cells, of which {len(runnable)} run here, {repeats} with repeats{prepared}"
     )
     if plan.claims:
-        claims = Table("system", "claim", "tested by")
+        claims = _columns("system", "claim", "tested by")
         for claim in plan.claims:
             claims.add_row(claim.system, Text(claim.says), Text(claim.fate))
         yield claims
+
+
+def _columns(first: str, *more: str) -> Table:
+    """A table without lines, whose first column is never cut: it is what people copy."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(first, no_wrap=True, overflow="fold")
+    for heading in more:
+        table.add_column(heading, overflow="fold")
+    return table
 
 
 def _value_of_most(values: Iterable[str]) -> str | None:
@@ -87,10 +106,10 @@ def _shown(cell: Cell) -> dict[str, str]:
     return shown | {f"training.{key}": short_text(value) for key, value in training.items()}
 
 
-def here_text(planned: Planned) -> str:
-    """Whether the cell runs here."""
+def here_text(planned: Planned, reasons: Sequence[str]) -> str:
+    """Whether the cell runs here, or by which of the reasons not."""
     if planned.skip:
-        return f"skipped: {planned.skip}"
+        return f"skipped {reasons.index(planned.skip) + 1}"
     return "prepares" if planned.preparation else "runs"
 
 
@@ -133,42 +152,57 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def known_things(kind: str) -> Table:
-    """Strategies, scenarios, presets or metrics."""
+def known_things(kind: str) -> list[dict[str, Any]]:
+    """Strategies, scenarios, presets or metrics, a mapping each, named first."""
     if kind == "strategies":
-        table = Table("strategy", "what", "engines", "exact")
-        for info in strategies().values():
-            table.add_row(info.name, info.summary, ", ".join(info.engines), info.exact_when)
-    elif kind == "scenarios":
-        table = Table("scenario", "what")
-        for name in get_args(Cell.model_fields["scenario"].annotation):
-            table.add_row(name, SCENARIOS[name])
-    elif kind == "presets":
+        return [
+            {"strategy": info.name, "what": info.summary, "engines": list(info.engines), "exact": info.exact_when}
+            for info in strategies().values()
+        ]
+    if kind == "scenarios":
+        names = get_args(Cell.model_fields["scenario"].annotation)
+        return [{"scenario": name, "what": SCENARIOS[name]} for name in names]
+    if kind == "presets":
         from harness.scenes.presets import PRESETS
 
-        table = Table("preset", "cameras", "Gaussians", "points", "views", "size")
-        for name, preset in PRESETS.items():
-            points = "none" if preset.points is None else f"{preset.points:,}"
-            table.add_row(
-                name, preset.path, f"{preset.gaussians:,}", points, str(preset.views), short_text(preset.size)
-            )
-    else:
-        table = Table("metric", "unit", "meaning")
-        for name, (unit, meaning) in METRICS.items():
-            table.add_row(name, unit, meaning)
-    return table
+        return [
+            {
+                "preset": name,
+                "cameras": preset.path,
+                "Gaussians": preset.gaussians,
+                "points": preset.points,
+                "views": preset.views,
+                "size": list(preset.size),
+            }
+            for name, preset in PRESETS.items()
+        ]
+    return [{"metric": name, "unit": unit, "meaning": meaning} for name, (unit, meaning) in METRICS.items()]
 
 
-def strategy_options(name: str) -> Table:
+def strategy_options(name: str) -> list[dict[str, Any]]:
     """A strategy's options with types and defaults. Raises UserError for an unknown strategy."""
     known = strategies()
     if name not in known:
         raise UserError(f"list options: NAME has the value {name!r}{validation.nearest(name, known)}")
-    table = Table("option", "type", "default", title=name, title_justify="left")
+    found = []
     for field_name, field in known[name].options.model_fields.items():
         default = field.get_default(call_default_factory=True)
         kind = getattr(field.annotation, "__name__", None) or str(field.annotation).replace("typing.", "")
         if get_args(field.annotation) and str(field.annotation).startswith("typing.Literal"):
             kind = " | ".join(str(value) for value in get_args(field.annotation))
-        table.add_row(field.alias or field_name, Text(kind), Text(short_text(default)))
+        found.append({"option": field.alias or field_name, "type": kind, "default": default})
+    return found
+
+
+def things_table(things: Sequence[dict[str, Any]]) -> Table:
+    """The things as people read them, a row each; one at least."""
+    table = _columns(*things[0])
+    for thing in things:
+        table.add_row(*(Text(_entry(key, value)) for key, value in thing.items()))
     return table
+
+
+def _entry(key: str, value: Any) -> str:
+    if key in ("Gaussians", "points"):
+        return "none" if value is None else f"{value:,}"
+    return ", ".join(value) if key == "engines" else short_text(value)

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from strategies.distribution.exchange_options import ExchangeOptions
+from strategies.distribution.exchange_options import ExchangeOptions, follows_seconds
 from strategies.info import StrategyInfo
 from strategies.training.config import Training
 
@@ -83,4 +83,5 @@ INFO = StrategyInfo(
     lacks=lacks,
     refuses=refuses,
     refuses_training=refuses_training,
+    varies=follows_seconds,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -21,3 +21,9 @@ class ExchangeOptions(Options):
     redistribute: Literal["random", "morton_blocks", "off"] = "off"
     redistribute_images: int = Field(1000, ge=1)
     """Images between two redistributions, when not off."""
+
+
+def follows_seconds(options: Any) -> str | None:
+    """`varies` of these strategies: where seconds place the borders of regions, no two runs sum alike."""
+    assert isinstance(options, ExchangeOptions)
+    return "balance: measured cuts regions by seconds, which differ" if options.balance == "measured" else None

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from strategies.distribution.exchange_options import ExchangeOptions
+from strategies.distribution.exchange_options import ExchangeOptions, follows_seconds
 from strategies.info import StrategyInfo
 
 
@@ -30,4 +30,5 @@ INFO = StrategyInfo(
     implementation="strategies.grendel.strategy:Grendel",
     engines=("local", "nccl", "gloo", "virtual"),
     exact_when="ssim_halo: exact, min_opacity: 0 and any codec but bf16, on any number of ranks",
+    varies=follows_seconds,
 )

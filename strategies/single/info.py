@@ -1,6 +1,6 @@
 """What `single` says of itself."""
 
-from strategies.info import Options, StrategyInfo
+from strategies.info import Options, StrategyInfo, never_varies
 
 
 class SingleOptions(Options):
@@ -14,4 +14,5 @@ INFO = StrategyInfo(
     implementation="strategies.single.strategy:Single",
     max_ranks=1,
     exact_when="always: it is the definition",
+    varies=never_varies,
 )

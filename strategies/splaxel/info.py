@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from strategies.info import Options, StrategyInfo
+from strategies.info import Options, StrategyInfo, never_varies
 from strategies.training.config import Training
 
 
@@ -74,4 +74,5 @@ INFO = StrategyInfo(
     exact_when="boundary: exact, order: tree, saturation: off and training.t_stop: 0, on any number of ranks",
     refuses=refuses,
     refuses_training=refuses_training,
+    varies=never_varies,
 )

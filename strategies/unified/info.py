@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from cuda_src.layout import PARAMETERS
-from strategies.info import Options, StrategyInfo
+from strategies.info import Options, StrategyInfo, never_varies
 
 ROW_BYTES = 4 * PARAMETERS
 """One Gaussian in one of the three tables (parameters and two moments), float32."""
@@ -46,4 +46,5 @@ INFO = StrategyInfo(
     exact_when="always, on any number of places",
     gpu_kernels=("compiled",),
     lacks=lacks,
+    varies=never_varies,
 )

@@ -81,7 +81,7 @@ def test_plan_lists_every_cell_with_memory_and_reason(invoke: Invoke) -> None:
     result = invoke("plan", "s.yaml")
     assert result.exit_code == 0
     assert "MiB" in result.stdout
-    assert "skipped: single computes on one place" in result.stdout
+    assert "skipped 1: single computes on one place" in result.stdout
     assert "2 cells, of which 1 run here, 3 with repeats" in result.stdout
 
 
@@ -91,6 +91,13 @@ def test_plan_as_json_is_one_object_for_programs(invoke: Invoke) -> None:
     assert (plan["suite"], plan["device"], cell["cell"]["batch"], cell["cell"]["ranks"]) == ("s", "cpu", 3, 2)
     assert cell["skip"] == "single computes on one place"
     assert cell["predicted_bytes"] > 0
+
+
+def test_deterministic_is_a_key_of_every_cell(invoke: Invoke, runs: list[dict[str, Any]]) -> None:
+    cells = json.loads(invoke("plan", "s.yaml", "--deterministic", "--json").stdout)["cells"]
+    assert {cell["cell"]["deterministic"] for cell in cells} == {True}
+    invoke("run", "s.yaml", "--deterministic")
+    assert runs[0]["plan"].overrides == ("deterministic=true",)
 
 
 @pytest.mark.parametrize(
@@ -201,9 +208,8 @@ def test_list_knows_its_kinds(invoke: Invoke, kind: str) -> None:
 
 
 def test_list_options_names_a_strategys_options(invoke: Invoke) -> None:
-    result = invoke("list", "options", "single")
-    assert result.exit_code == 0
-    assert "single" in result.stdout
+    assert "morton_blocks" in invoke("list", "options", "grendel").stdout
+    assert invoke("list", "options", "single").stdout == "single has no options\n"
 
 
 @pytest.mark.parametrize("name", ["strategies", "cuda_src"])

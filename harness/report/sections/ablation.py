@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from harness.report import palette
 from harness.report.drawing import bars
 from harness.report.frames import Results
-from harness.report.parts import MOST_GROUPS, Plot, Section, Table, figure, groups, tabulated, text
+from harness.report.parts import MOST_BARS, MOST_GROUPS, Plot, Section, Table, figure, groups, tabulated, text
 from harness.report.quantities import byte_unit, change, decibels, difference, memory, number, ranks
 
 _BASE_NAMES = ("base", "as it stands")
@@ -62,6 +62,13 @@ class Comparison:
     @property
     def modelled(self) -> bool:
         return any(case.modelled for case in self.cases)
+
+    def first(self, most: int) -> Comparison:
+        """The first cases, and what they are held against."""
+        kept = sorted({*range(min(most, len(self.cases))), *self.against[:most]})
+        places = {position: place for place, position in enumerate(kept)}
+        against = [places.get(self.against[position], places[position]) for position in kept]
+        return Comparison(self.title, self.climbs, [self.cases[position] for position in kept], against)
 
 
 def comparisons(results: Results) -> list[Comparison]:
@@ -130,7 +137,10 @@ def section(results: Results) -> Section:
         if comparison.modelled:
             words += " Rates in hollow, hatched bars are modelled."
         if i <= MOST_GROUPS:
-            found.parts.append(Plot(f"ablation-{i}", comparison.title, words, draw(comparison)))
+            shown = comparison.first(MOST_BARS)
+            if len(shown.cases) < len(comparison.cases):
+                words += f" The first {len(shown.cases)} of {len(comparison.cases)}."
+            found.parts.append(Plot(f"ablation-{i}", comparison.title, words, draw(shown)))
         found.parts += _table(comparison)
     return found
 

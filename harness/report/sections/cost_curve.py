@@ -12,7 +12,7 @@ from harness.report import palette
 from harness.report.drawing import LINE, WIDTH, legend
 from harness.report.frames import Results
 from harness.report.labels import GROUP
-from harness.report.parts import MOST_GROUPS, Plot, Section, Value, figure, tabulated, text
+from harness.report.parts import MOST_GROUPS, MOST_LINES, Plot, Section, Value, figure, some, tabulated, text
 from harness.report.quantities import count, milliseconds, ratio
 
 _FEWEST_POINTS = 3
@@ -39,10 +39,12 @@ def curves(results: Results) -> pd.DataFrame:
     mean = stages.groupby("cell")["value"].mean() if len(stages) else pd.Series(dtype="float64")
     cells["project"] = mean.reindex(cells.index)
     found: list[pd.DataFrame] = []
-    for _, line in cells.groupby(["place", *_ALIKE, "strategy", "series", "ranks"], sort=False, dropna=False):
+    keys = ["place", *_ALIKE, "strategy", "series", "ranks"]
+    cells = cells[cells.groupby(keys, dropna=False)["gaussians"].transform("nunique") >= _FEWEST_POINTS]
+    for _, line in cells.groupby(keys, sort=False, dropna=False):
         line = line.sort_values("gaussians").drop_duplicates("gaussians")
         seen = line["visible_gaussians"]
-        if len(line) >= _FEWEST_POINTS and seen.max() - seen.min() <= EQUAL_CONTENT * seen.mean():
+        if seen.max() - seen.min() <= EQUAL_CONTENT * seen.mean():
             found.append(line.assign(curve=len(found)))
     return pd.concat(found) if found else pd.DataFrame()
 
@@ -59,7 +61,8 @@ def section(results: Results) -> Section:
         title = f"{place} · {lines['width'].iloc[0]} × {lines['height'].iloc[0]}"
         if number < MOST_GROUPS:
             caption = "Milliseconds a step against all Gaussians of the scene; dashed: the stage that looks at all."
-            found.parts.append(Plot(f"cost-{number + 1}", title, caption, draw(lines)))
+            shown, left_out = some(lines, "curve", MOST_LINES)
+            found.parts.append(Plot(f"cost-{number + 1}", title, caption + left_out, draw(shown)))
         for _, line in lines.groupby("curve", sort=False):
             bodies.append((f"{title} · {line['strategy'].iloc[0]}", _rows(line)))
     columns = ["Gaussians", "visible", "instances", "ms a step", "project", "rest", "over first"]

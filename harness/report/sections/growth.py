@@ -13,7 +13,7 @@ from harness.report import palette
 from harness.report.drawing import LINE, WIDTH, legend
 from harness.report.frames import Results
 from harness.report.labels import GROUP
-from harness.report.parts import MOST_GROUPS, Plot, Section, Table, Value, figure, tabulated, text
+from harness.report.parts import MOST_GROUPS, MOST_LINES, Plot, Section, Table, Value, figure, some, tabulated, text
 from harness.report.quantities import byte_unit, count, memory, ranks, ratio
 
 _FEWEST_POINTS = 3
@@ -35,21 +35,24 @@ def lines(results: Results, axis: str) -> pd.DataFrame:
     if cells.empty:
         return cells
     numbers = cells.groupby(keys, sort=False, dropna=False).ngroup()
-    # All cells of a line have one name.
-    firsts = cells[~numbers.duplicated()]
-    names = dict(zip(numbers[firsts.index], firsts.apply(lambda row: _name(row, axis, cells), axis=1), strict=True))
-    cells = cells.assign(line=numbers, name=numbers.map(names)).drop_duplicates(["line", axis])
+    names = _names(cells, axis)
+    cells = cells.assign(line=numbers, name=names).drop_duplicates(["line", axis])
     return cells.sort_values("order").sort_values("line", kind="stable")
 
 
-def _name(row: pd.Series, axis: str, cells: pd.DataFrame) -> str:
-    alike = cells[cells["strategy"] == row["strategy"]]
-    words = [str(row["strategy"])]
-    if alike["series"].nunique() > 1:
-        said = sorted({v for v in alike.loc[alike["series"] == row["series"], "variant"] if v}, key=len)
-        words += said[:1]
-    words.append(ranks(int(row["ranks"])) if axis == "gaussians" else f"{count(row['gaussians'])} Gaussians")
-    return " · ".join(words)
+def _names(cells: pd.DataFrame, axis: str) -> list[str]:
+    """What the line of each cell is called: its strategy, its settings if the strategy has several, what is equal."""
+    several = cells.groupby("strategy")["series"].transform("nunique") > 1
+    told = cells[cells["variant"] != ""].sort_values("variant", key=lambda said: said.str.len(), kind="stable")
+    shortest = told.groupby(["strategy", "series"])["variant"].first().to_dict()
+    names = []
+    for strategy, series, many, size, places in zip(
+        cells["strategy"], cells["series"], several, cells["gaussians"], cells["ranks"], strict=True
+    ):
+        words = [strategy, shortest.get((strategy, series), "") if many else ""]
+        words.append(ranks(int(places)) if axis == "gaussians" else f"{count(size)} Gaussians")
+        names.append(" · ".join(word for word in words if word))
+    return names
 
 
 def section(results: Results) -> Section:
@@ -68,7 +71,8 @@ def section(results: Results) -> Section:
             if drawn < MOST_GROUPS and scene.groupby("line")[axis].nunique().max() >= _FEWEST_POINTS:
                 drawn += 1
                 words = f"Bytes a view against {noun}, all else equal; dotted: in proportion to {noun}."
-                found.parts.append(Plot(f"growth-{drawn}", title, words, draw(scene, axis, noun)))
+                shown, left_out = some(scene, "line", MOST_LINES)
+                found.parts.append(Plot(f"growth-{drawn}", title, words + left_out, draw(shown, axis, noun)))
             bodies.append((title, [_row(line, axis) for _, line in scene.groupby("line", sort=False)]))
         columns = ["line", noun, "grow by", "bytes a view", "grow by", "exponent"]
         tables += tabulated(columns, bodies, f"Bytes a view against {noun}", f"Bytes a view against {noun}")

@@ -58,14 +58,10 @@ def section(results: Results) -> Section:
 
 
 def _rows(group: pd.DataFrame, columns: pd.DataFrame) -> list[list[Value]]:
-    rows = []
-    for label, of_cell in group.groupby("label", sort=False):
-        values = of_cell.set_index("column")["value"]
-        entries = [
-            figure(values.get(row["column"]), _shown(row["metric"], row["unit"])) for _, row in columns.iterrows()
-        ]
-        rows.append([text(label), *entries])
-    return rows
+    values = group.drop_duplicates(["label", "column"]).pivot(index="label", columns="column", values="value")
+    values = values.reindex(index=group["label"].unique(), columns=columns["column"])
+    shown = [_shown(metric, unit) for metric, unit in zip(columns["metric"], columns["unit"], strict=True)]
+    return [[text(label), *map(figure, row, shown)] for label, row in zip(values.index, values.to_numpy(), strict=True)]
 
 
 def _suffix(unit: str) -> str:

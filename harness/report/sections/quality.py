@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from harness.report import palette, quantities
 from harness.report.drawing import LINE, WIDTH, legend
 from harness.report.frames import Results
-from harness.report.parts import MOST_GROUPS, Plot, Section, groups
+from harness.report.parts import MOST_LINES, Plot, Section, groups, some, to_draw
 
 _POINTS = 300
 """Most points a raw curve is drawn with; more could not be told apart and only grow the page."""
@@ -47,9 +47,12 @@ def section(results: Results) -> Section:
         for title, group in groups(frame):
             by_title.setdefault(title, [pd.DataFrame(), pd.DataFrame()])[position] = group
     text = "Training loss (smoothed; single values faint) and PSNR of held-out views, by images seen."
-    first = list(by_title.items())[:MOST_GROUPS]
-    plots = [Plot(f"curves-{i}", title, text, draw(*pair)) for i, (title, pair) in enumerate(first, start=1)]
-    return Section("quality", "Loss and quality", parts=[*plots])
+    found = Section("quality", "Loss and quality")
+    for number, (title, pair) in enumerate(to_draw(by_title.items()), start=1):
+        both, left_out = some(pd.concat(pair).sort_values("order", kind="stable"), "label", MOST_LINES)
+        shown = [frame[frame["label"].isin(both["label"])] if len(frame) else frame for frame in pair]
+        found.parts.append(Plot(f"curves-{number}", title, text + left_out, draw(*shown)))
+    return found
 
 
 def draw(loss: pd.DataFrame, quality: pd.DataFrame) -> Figure:

@@ -13,7 +13,7 @@ from harness.report import palette
 from harness.report.drawing import LINE, WIDTH, legend
 from harness.report.frames import Results
 from harness.report.labels import series
-from harness.report.parts import Section, Value, drawn, figure, groups, tabulated, text
+from harness.report.parts import MOST_LINES, Section, Value, drawn, figure, groups, tabulated, text
 from harness.report.quantities import number, percent, ratio
 from harness.report.sections import break_even, link_use
 
@@ -56,7 +56,7 @@ def section(results: Results) -> Section:
         marks = "; ringed points are modelled." if group["modelled"].any() else "."
         return "Throughput and efficiency against the number of ranks; dotted: perfect scaling" + marks
 
-    found.parts += drawn("scaling", long, describe, draw)
+    found.parts += drawn("scaling", long, describe, draw, "series", MOST_LINES)
     columns = ["cell", "ranks", "views/s", "× single", "efficiency", "efficiency over single"]
     bodies = [(title, _rows(group)) for title, group in titled]
     found.parts += tabulated(columns, bodies, summary="Efficiency of every cell")

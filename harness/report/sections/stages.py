@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness.report import palette
-from harness.report.drawing import bars, beside, legend
+from harness.report.drawing import bars, beside, legend, stacked
 from harness.report.frames import Results
 from harness.report.parts import Section, drawn, groups
 from harness.report.quantities import number
@@ -71,14 +71,14 @@ def draw(frame: pd.DataFrame) -> Figure:
     longest = 0.0
     for row, label in enumerate(labels):
         cell = frame[frame["label"] == label]
-        left = 0.0
-        for stage, seconds, waited in zip(cell["stage"], 1e3 * cell["value"], 1e3 * cell["exposed"], strict=True):
-            colour = palette.stage_colour(stage)
-            axes.barh(row, seconds, left=left, height=0.66, color=colour, lw=0)
+        times, waits = 1e3 * cell["value"].to_numpy(), 1e3 * cell["exposed"].to_numpy()
+        colours = [palette.stage_colour(stage) for stage in cell["stage"]]
+        stacked(axes, row, 0.0, times, colours)
+        ends = np.cumsum(times)
+        for end, waited, colour in zip(ends, waits, colours, strict=True):
             if waited > 0:
-                place = {"left": left + seconds - waited, "height": 0.66}
-                axes.barh(row, waited, **place, facecolor=colour, edgecolor="white", hatch="////", lw=0)
-            left += seconds
+                stacked(axes, row, end - waited, [waited], [colour], hatched=True)
+        left = float(ends[-1])
         step = 1e3 * float(cell["step"].iloc[0])
         right = left if np.isnan(step) else max(left, step)
         if not np.isnan(step):

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from harness.report import palette
-from harness.report.drawing import WIDTH, bars, beside, legend
+from harness.report.drawing import WIDTH, bars, beside, legend, stacked
 from harness.report.frames import Results
 from harness.report.parts import Plot, Section, Value, drawn, figure, groups, tabulated, text
 from harness.report.quantities import byte_unit, memory, milliseconds
@@ -90,20 +90,17 @@ def _rows(group: pd.DataFrame, waited: pd.DataFrame) -> list[list[Value]]:
     sums = group.groupby(["cell", "stage", kinds], sort=False)["value"].sum().unstack(fill_value=0)
     order = pd.MultiIndex.from_frame(group[["cell", "stage"]].drop_duplicates())
     sums = sums.reindex(order).reindex(columns=["payload", "metadata", "stays"], fill_value=0.0)
-    times = waited.reindex(sums.index)
-    labels = group.drop_duplicates("cell").set_index("cell")["label"]
-    rows = []
-    for (cell, stage), payload, metadata, stays in sums.itertuples():
-        waits = (times[kind].get((cell, stage)) if kind in times else None for kind in ("exposed", "hidden"))
-        rows.append(
-            [
-                text(labels[cell]),
-                text(stage),
-                *(figure(v, memory) for v in (payload, metadata, payload + metadata, stays)),
-                *(figure(seconds, _milliseconds) for seconds in waits),
-            ]
-        )
-    return rows
+    labels = group.drop_duplicates("cell").set_index("cell")["label"].to_dict()
+    times = waited.reindex(index=sums.index, columns=["exposed", "hidden"]).to_numpy()
+    return [
+        [
+            text(labels[cell]),
+            text(stage),
+            *(figure(v, memory) for v in (payload, metadata, payload + metadata, stays)),
+            *(figure(seconds, _milliseconds) for seconds in waits),
+        ]
+        for ((cell, stage), payload, metadata, stays), waits in zip(sums.itertuples(), times, strict=True)
+    ]
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -121,12 +118,9 @@ def draw_stages(frame: pd.DataFrame) -> Figure:
     for row, label in enumerate(labels):
         left = 0.0
         for kind in ("payload", "metadata"):
-            for stage in names:
-                size = float(parts.get((label, kind, stage), 0.0)) / scale
-                style: dict[str, Any] = {"edgecolor": "white", "hatch": "////"} if kind == "metadata" else {}
-                colour = palette.stage_colour(stage)
-                axes.barh(row, size, left=left, height=0.66, facecolor=colour, lw=0, **style)
-                left += size
+            sizes = [float(parts.get((label, kind, stage), 0.0)) / scale for stage in names]
+            stacked(axes, row, left, sizes, [palette.stage_colour(stage) for stage in names], kind == "metadata")
+            left += sum(sizes)
         beside(axes, memory(totals[label]), left, row)
     axes.set_xlim(0, 1.14 * float(totals.max()) / scale)
     axes.set_xlabel(f"{unit} a view, from one place to another")

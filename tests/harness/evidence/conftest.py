@@ -48,6 +48,7 @@ class Folder:
         workload: str = "0" * 64,
         metrics: dict[str, float] | None = None,
         source: str = "measured",
+        gaussians_hash: str | None = None,
         **fields: Any,
     ) -> str:
         """A record a repeat, one for each of `seconds`; its cell_id. counts: instead of COUNTS, null ones left out.
@@ -73,7 +74,13 @@ class Folder:
             facts = SceneFacts(
                 name="city", gaussians=100, views=7, test_views=1, width=64, height=48, workload_hash=workload
             )
-            result = WorkerResult(status=status, reason=reason, scene=facts, measurements=measurements)
+            result = WorkerResult(
+                status=status,
+                reason=reason,
+                scene=facts,
+                measurements=measurements,
+                gaussians_hash=gaussians_hash,
+            )
             record = Record(
                 run="20260101T000000Z",
                 suite="made_up",

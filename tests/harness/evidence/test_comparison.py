@@ -153,3 +153,14 @@ def test_nothing_to_compare_has_an_exit_code_of_its_own(folder):
     a.cell(STEADY, strategy="single")
     assert command(a.path, b.path).exit_code == EXIT_NOTHING
     assert command(a.path, b.path / "missing").exit_code == EXIT_USAGE
+
+
+def test_deterministic_cells_with_other_gaussians_are_told_apart(folder):
+    a, b = folder("a"), folder("b")
+    for side, bits in ((a, "ab" * 32), (b, "cd" * 32)):
+        side.cell(STEADY, gaussians_hash=bits)
+    (pair,) = compare(a.path, b.path).pairs
+    assert [str(count) for count in pair.counts] == [
+        "Gaussians are not equal to the last bit (hash abababababab → cdcdcdcdcdcd)"
+    ]
+    assert compare(a.path, a.path).pairs[0].counts == []

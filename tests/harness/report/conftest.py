@@ -301,6 +301,12 @@ def new_run(tmp_path: Path) -> Callable[[str], Run]:
 
 
 @pytest.fixture(scope="session")
+def lasting_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """Makes a run that several tests look at."""
+    return lambda name: Run(tmp_path_factory.mktemp(name) / "run")
+
+
+@pytest.fixture(scope="session")
 def mixed_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """report.html of a run with every scenario and every status, beside the report's other files."""
     run = Run(tmp_path_factory.mktemp("mixed") / "run")

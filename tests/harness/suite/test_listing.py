@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from harness.suite.listing import memory_text, plan_table, strategy_options
+from harness.suite.listing import memory_text, plan_table, strategy_options, things_table
 from harness.suite.machine import Machine
 from harness.suite.plan import plan
 
@@ -27,12 +27,13 @@ def test_the_table_shows_what_tells_cells_apart_and_its_head_what_they_share(
     file = suite_file(
         "suite: 1\ndefaults: {size: [64, 48]}\naxes: {training.footprint: [ellipse, square], batch: [1, 2]}\n"
     )
-    head, _, columns, _, *rows = printed(*plan_table(plan(file, machine=laptop))).splitlines()
+    head, columns, *rows = printed(*plan_table(plan(file, machine=laptop))).splitlines()
     assert head == (
         "s on cpu: scenario throughput, strategy single, ranks 1, scene small_street, size 64x48, kernels portable"
     )
-    assert columns.strip("┃ ").replace("┃", "").split() == ["cell", "batch", "settings", "memory", "here"]
-    assert [r.split("│")[3].strip() for r in rows[:4]] == ["footprint=ellipse"] * 2 + ["footprint=square"] * 2
+    assert columns.split() == ["cell", "settings", "memory", "here"]
+    settings = [row.split("  ")[1] for row in rows[:4]]
+    assert settings == [f"batch={b} · footprint={f}" for f in ("ellipse", "square") for b in (1, 2)]
 
 
 def test_preparations_are_marked_and_counted_apart(suite_file: Callable[[str], Path], laptop: Machine) -> None:
@@ -52,7 +53,10 @@ def test_memory_is_shown_in_powers_of_1024(count: int | None, text: str) -> None
 
 @pytest.mark.usefixtures("more_strategies")
 def test_options_are_listed_with_type_and_default() -> None:
-    rows = [line.replace("│", " ").split() for line in printed(strategy_options("weaver")).splitlines() if "│" in line]
+    options = strategy_options("weaver")
+    heading, *rows = [line.split() for line in printed(things_table(options)).splitlines()]
+    assert heading == ["option", "type", "default"]
+    assert [option["default"] for option in options] == ["dense", "separate", False, 0.5]
     assert rows == [
         ["codec", "dense", "|", "bitmap", "dense"],
         ["raster", "separate", "|", "fused", "separate"],
