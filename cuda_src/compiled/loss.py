@@ -13,6 +13,8 @@ from cuda_src.workspace import Workspace
 
 _DERIVATIVES = 9
 """Of SSIM at a pixel: three for each colour."""
+_FIELD = 32
+"""Derivatives lie in fields of so many columns of pixels; FIELD of loss.cuh."""
 
 
 def l1_ssim(
@@ -40,7 +42,7 @@ def l1_ssim(
     call(
         "l1_ssim", target.device, as_real(image), target.contiguous(), None if mask is None else mask.contiguous(),
         tiles, count(number), listed, width, height, kind, *window.offset, int(halo == "none"), float(ssim_weight),
-        workspace.take("loss.derivatives", (derivatives, height, width)),
+        workspace.take("loss.derivatives", (derivatives, height, -(-width // _FIELD) * _FIELD)),
         workspace.take("loss.sums", (image_tiles, 3)), gradient, totals,
     )  # fmt: skip
     value, l1, ssim = totals.unbind()
