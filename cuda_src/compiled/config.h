@@ -45,6 +45,9 @@ constexpr int OWN_SPAN = 12;
 // whole list through a sort by id first.
 constexpr int TIE_RUN = 64;
 
+// Floats that one instruction moves at most, 16 bytes.
+constexpr int PIECE = 4;
+
 // Of an H200: where the number of blocks is chosen, it is for so many multiprocessors.
 constexpr int MULTIPROCESSORS = 132;
 

@@ -47,37 +47,6 @@ __device__ void add_over_block(float (&values)[N]) {
     }
 }
 
-__device__ float weight_at(const Scene& s, int x, int y) {
-    return byte_value(s.mask[static_cast<int64_t>(y) * s.width + x]);
-}
-
-// One column of the image, of one colour, as a thread walks down it: what is read of a row and the target of the pixel,
-// 0 where its bit is not among the rows that are seen.
-struct Column {
-    const float* image;
-    const uint8_t* target;
-    unsigned seen;
-    __device__ Column(const Scene& s, const Strip& strip, int x, int y, int colour) : seen(seen_rows(s, strip, x)) {
-        int64_t at = 3 * (static_cast<int64_t>(y) * s.width + x) + colour;
-        image = s.image + at;
-        target = s.target + at;
-    }
-    // ROWS rows, the first of them y, those in [from, to), and on to the next.
-    template <int ROWS>
-    __device__ void read(const Scene& s, const Strip& strip, int y, int from, int to, float (&images)[ROWS],
-                         unsigned (&targets)[ROWS]) {
-        unsigned rows = rows_of(strip, seen, y, from, to);
-        uint64_t stride = 3u * static_cast<unsigned>(s.width);
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            images[i] = rows >> i & 1u ? *image : 0.f;
-            targets[i] = rows >> i & 1u ? *target : 0u;
-            image += stride;
-            target += stride;
-        }
-    }
-};
-
 // |x - y|, weighted, of some rows of a column, the first of them y: those whose bits are set.
 template <int ROWS>
 __device__ float add_errors(const Scene& s, int x, int y, unsigned rows, const float (&image)[ROWS],
@@ -97,8 +66,8 @@ __device__ float add_errors(const Scene& s, int x, int y, unsigned rows, const f
     return total;
 }
 
-// SSIM and its derivatives at a piece of a run, which has their windowed averages: what spreads back through the windows
-// of its pixels, but for a factor that all have. Returns SSIM and weights, added up.
+// SSIM and its derivatives at a piece of a run, from windowed averages: what spreads back through the windows of its
+// pixels, but for a factor that all have. Returns SSIM and weights, added up.
 template <bool CUT>
 __device__ float2 measure_piece(const Scene& s, int x, int y, int colour, float (&sums)[AVERAGES][PIECE],
                                 float* derivatives) {
@@ -221,8 +190,8 @@ __global__ void __launch_bounds__(STRIP_THREADS, CUT ? 4 : STRIPS_AT_ONCE) measu
 
 // The mask scales a pixel's gradient besides its loss: a masked pixel is left alone by its neighbours' windows.
 template <bool CUT>
-__global__ void __launch_bounds__(STRIP_THREADS, CUT ? 4 : STRIPS_AT_ONCE) differentiate(Scene s, const float* derivatives,
-                                                                              float* gradient) {
+__global__ void __launch_bounds__(STRIP_THREADS, CUT ? 4 : STRIPS_AT_ONCE)
+    differentiate(Scene s, const float* derivatives, float* gradient) {
     __shared__ __align__(16) float columns[DERIVATIVES][BATCH_ROWS * PITCH];
     __shared__ __align__(16) float found[DERIVATIVES][BATCH_ROWS * PITCH];
     // From the last strip to the first: what `measure` wrote lately is still in L2.
@@ -355,6 +324,7 @@ EXPORT int l1_ssim(Queue queue, const float* image, const uint8_t* target, const
     int64_t image_tiles = static_cast<int64_t>(tiles_x) * tiles_y;
     int strips_across = (width + STRIP - 1) / STRIP, rows = strip_rows(strips_across, height);
     int strips_down = (height + rows - 1) / rows;
+    int64_t strips = static_cast<int64_t>(strips_across) * strips_down;
     float share = 1.f / (static_cast<float>(width) * static_cast<float>(height));
     Scene scene = {image,    target,   mask,     listed,      width, height,      tiles_x, kind,
                    offset_x, offset_y, cut != 0, ssim_weight, share, share / 3.f, rows};
@@ -373,6 +343,6 @@ EXPORT int l1_ssim(Queue queue, const float* image, const uint8_t* target, const
     (blocks ? differentiate<true> : differentiate<false>)<<<grid, STRIP_THREADS, 0, queue.stream>>>(scene, derivatives,
                                                                                                   gradient);
     CHECK(cudaGetLastError());
-    add_up<<<1, TOTAL_THREADS, 0, queue.stream>>>(scene, sums, static_cast<int64_t>(strips_across) * strips_down, totals);
+    add_up<<<1, TOTAL_THREADS, 0, queue.stream>>>(scene, sums, strips, totals);
     return cudaGetLastError();
 }

@@ -1,7 +1,7 @@
 // What the kernels of the loss share: the scene, and windowed averages of a strip of the image.
 //
-// A block walks down a strip of STRIP pixels a row, BATCH_ROWS rows at a time. Windows are first taken down the columns,
-// a thread a column of one colour: it keeps the sums of the WINDOW pixels that its newest row counts for, so that a
+// A block walks down a strip STRIP pixels wide, BATCH_ROWS rows at a time. Windows are first taken down the columns, a
+// thread a column of one colour: it keeps the sums of the WINDOW pixels that its newest row counts for, so that a
 // value is read once and every row completes one sum. The sums of a batch then stand in shared memory, where a thread
 // takes a run of RUN pixels and reads RUN + 2 REACH of them.
 #pragma once
@@ -17,11 +17,10 @@ constexpr int RUN = 8;
 constexpr int RUNS = 3 * BATCH_ROWS * (STRIP / RUN);  // of a batch
 constexpr int STRIP_THREADS = 128;                    // one for each column of each colour, fewer have a run
 constexpr int STRIPS_AT_ONCE = 5;                     // of a multiprocessor: up to 96 registers a thread
-constexpr int PIECE = 4;                              // floats of a word of 16 bytes
 // A row of sums: the three colours one after another. Eight threads with eight rows of one run meet no bank twice when
 // they read 16 bytes, and a warp of columns, 11 pixels of three colours, at most two of them when it writes.
 constexpr int PLANE = APRON + 2, PITCH = 3 * PLANE;
-static_assert(3 * APRON <= STRIP_THREADS && STRIP_THREADS <= 3 * APRON + 2 * 3, "threads behind the apron fall into PLANE");
+static_assert(3 * APRON <= STRIP_THREADS && STRIP_THREADS <= 3 * PLANE, "threads behind the apron stay in PLANE");
 static_assert(PLANE % PIECE == 0 && PLANE % WARP >= 12 && PLANE % WARP <= 20 && PITCH % 8 == 4, "other banks");
 static_assert(BATCH_ROWS == 8 && RUN == 2 * PIECE && STRIP % RUN == 0, "eight lanes, eight rows");
 
@@ -101,6 +100,37 @@ __device__ inline bool has_listed(const Scene& s, const Strip& strip, int around
     return __syncthreads_or(found);
 }
 
+__device__ inline float weight_at(const Scene& s, int x, int y) {
+    return byte_value(s.mask[static_cast<int64_t>(y) * s.width + x]);
+}
+
+// One column of the image, of one colour, as a thread walks down it: what is read of a row and the target of the pixel,
+// 0 where its bit is not among the rows that are seen.
+struct Column {
+    const float* image;
+    const uint8_t* target;
+    unsigned seen;
+    __device__ Column(const Scene& s, const Strip& strip, int x, int y, int colour) : seen(seen_rows(s, strip, x)) {
+        int64_t at = 3 * (static_cast<int64_t>(y) * s.width + x) + colour;
+        image = s.image + at;
+        target = s.target + at;
+    }
+    // ROWS rows, the first of them y, those in [from, to), and on to the next.
+    template <int ROWS>
+    __device__ void read(const Scene& s, const Strip& strip, int y, int from, int to, float (&images)[ROWS],
+                         unsigned (&targets)[ROWS]) {
+        unsigned rows = rows_of(strip, seen, y, from, to);
+        uint64_t stride = 3u * static_cast<unsigned>(s.width);
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            images[i] = rows >> i & 1u ? *image : 0.f;
+            targets[i] = rows >> i & 1u ? *target : 0u;
+            image += stride;
+            target += stride;
+        }
+    }
+};
+
 // WINDOW_TILE: the window of a pixel counts another one, `at`, along an axis of the image.
 __device__ inline bool in_one_block(int pixel, int at, int offset, int size) {
     return at >= 0 && at < size && (at + offset) / LOSS_BLOCK == (pixel + offset) / LOSS_BLOCK;
@@ -115,7 +145,7 @@ __device__ inline float window_weight(int pixel, int offset, int size) {
     return weight;
 }
 
-// The next row of a column, y, of N averages: sums[j] is the sum so far for the pixel y - REACH + j, and sums[0] complete
+// The next row of a column, y, of N averages: sums[j] is the sum so far for pixel y - REACH + j, and sums[0] complete
 // afterwards. Sums before `first` are of no pixel of the strip. CUT: windows end at the borders of blocks.
 template <bool CUT, int N>
 __device__ void add_row(const Scene& s, int y, int first, const float (&values)[N], float (&sums)[WINDOW][N]) {
@@ -167,9 +197,9 @@ __device__ void sum_along(const Scene& s, int x, const float* columns, float (&s
     }
 }
 
-// The derivatives of SSIM at a pixel, by n averages: for each colour and each FIELD columns of pixels a table
-// [H, DERIVATIVES, FIELD], in which the rows of a column lie at distances that the compiler knows. Of a row the first and
-// the second halves of runs stand apart, so that threads with neighbouring runs write whole sectors.
+// The derivatives of SSIM at the pixels: for each colour and each FIELD columns of pixels a table [H, DERIVATIVES, FIELD],
+// in which the rows of a column lie at distances that the compiler knows. Of a row the first and the second halves of
+// runs stand apart, so that threads with neighbouring runs write whole sectors.
 constexpr int DERIVATIVES = 3;  // by the averages of x, x^2 + y^2 and x y
 constexpr int FIELD = 32;
 constexpr int FIELD_ROW = DERIVATIVES * FIELD;
