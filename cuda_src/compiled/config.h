@@ -47,8 +47,14 @@ constexpr int OWN_SPAN = 12;
 // whole list through a sort by id first.
 constexpr int TIE_RUN = 64;
 
-// Memory-bound kernels loop over their work with at most this many blocks, several for each of 132 multiprocessors.
-constexpr int64_t MOST_BLOCKS = 132 * 64;
+// Floats that one instruction moves at most, 16 bytes.
+constexpr int PIECE = 4;
+
+// Of an H200: where the number of blocks is chosen, it is for so many multiprocessors.
+constexpr int MULTIPROCESSORS = 132;
+
+// Memory-bound kernels loop over their work with at most this many blocks, several for each multiprocessor.
+constexpr int64_t MOST_BLOCKS = MULTIPROCESSORS * 64;
 
 inline int blocks_for(int64_t work, int64_t each) {
     int64_t blocks = (work + each - 1) / each;

@@ -13,6 +13,8 @@ from cuda_src.workspace import Workspace
 
 _DERIVATIVES = 9
 """Of SSIM at a pixel: three for each colour."""
+_FIELD = 32
+"""Derivatives lie in fields of so many columns of pixels; FIELD of loss.cuh."""
 
 
 def l1_ssim(
@@ -42,7 +44,7 @@ def l1_ssim(
         derivatives = 0 if window.kind == "l1" else _DERIVATIVES
         launch = ReplayedLaunch(
             "l1_ssim", target.device, real, target, mask, tiles, count(number), listed, *scalars,
-            workspace.take("loss.derivatives", (derivatives, height, width)),
+            workspace.take("loss.derivatives", (derivatives, height, -(-width // _FIELD) * _FIELD)),
             workspace.take("loss.sums", (image_tiles, 3)), gradient, totals,
         )  # fmt: skip
         value, l1, ssim = totals.unbind()
