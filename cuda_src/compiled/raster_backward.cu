@@ -27,14 +27,15 @@ struct Row {
 };
 static_assert(sizeof(Row) == (HALF + 1) * sizeof(float2) && HALF % 2 == 0, "rows have an odd pitch");
 
-// Splats evaluated before the table is looked at.
-constexpr int ABREAST = 2;
+static_assert(HALF % LISTED == 0, "groups fill the table");
 
 struct Shared {
-    Staging staging;
+    Batch<BACKWARD_BATCH> batches[2];
+    List<BACKWARD_BATCH> lists[TILE_THREADS / HALF];
     float4 upstream[TILE_THREADS];      // by colour, and by depth, of the pixel of each thread
     Row rows[TILE_THREADS / WARP][2][HALF];  // of the left and of the right cell
 };
+static_assert(sizeof(Shared) <= MOST_LISTED_BYTES, "lists hold addresses of 16 bits");
 
 __device__ inline void add_vector(float* to, float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 900
@@ -117,6 +118,7 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
     int tile = segment.tile, size = segment.size;
     Pixel pixel = pixel_of(view, tile);
     splats += segment.begin;
+    const uint16_t* reach = segments.reach + segment.begin;
 
     // Entries are counted from the segment's first on.
     int last_of_list = pixel.inside ? lasts[pixel.index(view)] : 0;
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
     }
     int warp_last = max(half_last, __shfl_xor_sync(ALL_LANES, half_last, HALF));
     if (lane_index() == 0) longest[warp_index()] = warp_last;
-    shared.staging.place_no_splat();
+    for (int i = 0; i < 2; ++i) place_no_splat(shared.batches[i]);
     __syncthreads();
     int tile_last = 0;
     for (int w = 0; w < TILE_THREADS / WARP; ++w) tile_last = max(tile_last, longest[w]);
@@ -157,8 +159,7 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
     }
     shared.upstream[threadIdx.x] = by;
     float x = pixel.x + 0.5f, y = pixel.y + 0.5f;
-    List* own_lists = shared.staging.lists[warp_index()];
-    const List& own = own_lists[half_index()];
+    List<BACKWARD_BATCH>& own = shared.lists[threadIdx.x / HALF];
     const Row* rows = shared.rows[warp_index()][half_index()];  // of this half's cell
     // Where this pixel's numbers in the next row go.
     float2* const first_slot = shared.rows[warp_index()][half_index()][0].pixels + lane_of_half();
@@ -176,32 +177,43 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
         slot = first_slot;
     };
 
-    // Batch k holds the entries [tile_last - (k + 1) BATCH, tile_last - k BATCH); the last one may begin before 0.
-    int first = tile_last - BATCH;
-    auto splat_at = [&](int position) { return position >= 0 ? splats[position] : -1; };
-    int coming = splat_at(first + own_entry());
-    request(shared.staging.batches[0], records, coming);
-    receive(shared.staging.batches[0], view, tile, coming);
-    coming = splat_at(first - BATCH + own_entry());
-    for (int k = 0; first > -BATCH; ++k, first -= BATCH) {
+    // Batch k holds the entries [tile_last - (k + 1) BACKWARD_BATCH, tile_last - k BACKWARD_BATCH); the last one may begin
+    // before 0.
+    int first = tile_last - BACKWARD_BATCH, entry = threadIdx.x;
+    auto splat_at = [&](int position) { return entry < BACKWARD_BATCH && position >= 0 ? splats[position] : -1; };
+    auto cells_at = [&](int position) { return entry < BACKWARD_BATCH && position >= 0 ? reach[position] : 0; };
+    auto receive = [&](Batch<BACKWARD_BATCH>& batch, int splat, int cells) {
+        wait_for_requests();
+        if (splat >= 0) {
+            float4* record = batch.records + entry * 3;
+            stage(view, record, record[0], *reinterpret_cast<const float2*>(record + 1), splat);
+        }
+        if (entry < BACKWARD_BATCH) batch.reach[entry] = static_cast<uint16_t>(cells);
+    };
+    int coming = splat_at(first + entry), cells = cells_at(first + entry);
+    if (coming >= 0) request(shared.batches[0].records + entry * 3, records, coming);
+    receive(shared.batches[0], coming, cells);
+    coming = splat_at(first - BACKWARD_BATCH + entry);
+    for (int k = 0; first > -BACKWARD_BATCH; ++k, first -= BACKWARD_BATCH) {
         __syncthreads();
-        const Batch& batch = shared.staging.batches[k & 1];
-        Batch& next = shared.staging.batches[~k & 1];
-        request(next, records, coming);
-        int after = splat_at(first - 2 * BATCH + own_entry());
-        int before = last - first;  // entries before this one are this pixel's
-        int listed = warp_last > first ? list_entries(batch, half_last - first, own_lists) : 0;
-        for (int at = listed - ABREAST; at >= 0; at -= ABREAST) {
-            unsigned entries = *reinterpret_cast<const uint16_t*>(own.entry + at);
+        const Batch<BACKWARD_BATCH>& batch = shared.batches[k & 1];
+        Batch<BACKWARD_BATCH>& next = shared.batches[~k & 1];
+        if (coming >= 0) request(next.records + entry * 3, records, coming);
+        cells = cells_at(first - BACKWARD_BATCH + entry);
+        int after = splat_at(first - 2 * BACKWARD_BATCH + entry);
+        unsigned kept = entries_before(half_last - first - lane_of_half() * (BACKWARD_BATCH / HALF));
+        int listed = warp_last > first ? list_entries(batch, kept, own) : 0;
+        // Records from this address on are not this pixel's.
+        int past = static_cast<int>(shared_address(batch.records)) + (last - first) * RECORD_BYTES;
+        for (int at = listed - LISTED; at >= 0; at -= LISTED) {
+            Group group(own, at);
 #pragma unroll
-            for (int i = ABREAST - 1; i >= 0; --i) {
-                int entry = entries >> (8 * i) & 255u;
-                const float4* record = batch.records + entry * 3;
-                float4 rest = record[1], tail = record[2];
-                Density d = density_at(x, y, record[0], rest);
-                bool used = entry < before && d.sigma >= 0.f && d.value >= view.alpha_min &&
+            for (int i = LISTED - 1; i >= 0; --i) {
+                unsigned address = group.address(i);
+                float4 shape = shared_word(address), rest = shared_word(address + 16), tail = shared_word(address + 32);
+                Density d = density_at(x, y, shape, rest);
+                bool used = __float_as_uint(d.sigma) < __float_as_uint(tail.z) && static_cast<int>(address) < past &&
                             (!RANGED || in_range(range, tail.y));
-                if (!__any_sync(ALL_LANES, used)) continue;
 
                 // Where it is not used alpha is zero, and nothing changes.
                 float density = used ? d.value : 0.f, alpha = fminf(view.alpha_max, density);
@@ -216,9 +228,9 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
                 if (lane_of_half() == 0) slot[HALF].x = tail.w;  // the row's splat
                 slot += HALF + 1;
             }
-            if (slot > first_slot + (HALF - ABREAST) * (HALF + 1)) add_rows();
+            if (slot == first_slot + HALF * (HALF + 1)) add_rows();
         }
-        receive(next, view, tile, coming);
+        receive(next, coming, cells);
         coming = after;
     }
     add_rows();
