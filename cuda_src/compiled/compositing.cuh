@@ -206,9 +206,7 @@ __device__ inline int list_entries(const Batch<ENTRIES>& batch, unsigned kept, L
 // The addresses of a group, one after another.
 struct Group {
     uint2 words;
-    template <int ENTRIES>
-    __device__ Group(const List<ENTRIES>& list, int first)
-        : words(*reinterpret_cast<const uint2*>(list.address + first)) {}
+    __device__ explicit Group(const uint16_t* addresses) : words(*reinterpret_cast<const uint2*>(addresses)) {}
     __device__ unsigned address(int i) const {
         unsigned word = i < 2 ? words.x : words.y;
         return i & 1 ? word >> 16 : word & 0xffffu;

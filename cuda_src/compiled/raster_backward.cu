@@ -9,6 +9,7 @@
 // in registers, with no exchange between lanes, and adds the sums to the splat's gradient with three reductions.
 #include "compositing.cuh"
 #include "segments.cuh"
+#include "supply.cuh"
 
 // Upstream gradients by pixel; null where there is none.
 struct Upstream {
@@ -23,19 +24,21 @@ struct Upstream {
 // meet no bank twice.
 struct Row {
     float2 pixels[HALF];
-    float2 splat;  // its number in Splats, as bits in .x
+    float2 entry;  // the number of the list's entry, as bits in .x
 };
 static_assert(sizeof(Row) == (HALF + 1) * sizeof(float2) && HALF % 2 == 0, "rows have an odd pitch");
 
 static_assert(HALF % LISTED == 0, "groups fill the table");
 
+constexpr int BACKWARD_BANK = HALF;
+constexpr int BACKWARD_BANKS = 4;
+
 struct Shared {
-    Batch<BACKWARD_BATCH> batches[2];
-    List<BACKWARD_BATCH> lists[TILE_THREADS / HALF];
-    float4 upstream[TILE_THREADS];      // by colour, and by depth, of the pixel of each thread
+    Supply<BACKWARD_BANK, BACKWARD_BANKS> supplies[TILE_THREADS / WARP];
+    float4 upstream[TILE_THREADS];           // by colour, and by depth, of the pixel of each thread
     Row rows[TILE_THREADS / WARP][2][HALF];  // of the left and of the right cell
 };
-static_assert(sizeof(Shared) <= MOST_LISTED_BYTES, "lists hold addresses of 16 bits");
+static_assert(offsetof(Shared, upstream) <= MOST_LISTED_BYTES, "lists hold addresses of 16 bits");
 
 __device__ inline void add_vector(float* to, float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 900
@@ -51,16 +54,20 @@ __device__ inline void add_vector(float* to, float a, float b, float c, float d)
 // Add up this lane's row and add it to its splat's gradient. With pixel offsets x, y from the middle of the cell, the
 // moments of s about the splat's mean follow from those about the middle. upstream: of the cell's pixels.
 template <bool BY_DEPTH>
-__device__ inline void add_row(const Row& row, const float4* upstream, float2 middle, const float4* records,
-                               float* gradients) {
-    int64_t splat = __float_as_int(row.splat.x);
+__device__ inline void add_row(const Row& row, const float4* upstream, float2 middle, const int* splats,
+                               const float4* records, float* gradients) {
+    int64_t splat = splats[__float_as_int(row.entry.x)];
     const float4* record = records + splat * 3;
-    float4 shape = record[0];
-    float2 rest = *reinterpret_cast<const float2*>(record + 1);
+    float4 shape = make_float4(0.f, 0.f, 0.f, 0.f);
+    float2 rest = make_float2(0.f, 0.f);
     float red = 0.f, green = 0.f, blue = 0.f, depth = 0.f;
     float s = 0.f, sx = 0.f, sy = 0.f, sxx = 0.f, sxy = 0.f, syy = 0.f;
 #pragma unroll 1  // All sixteen at once would hold the registers that decide how many blocks a multiprocessor has.
     for (int j = 0; j < CELL; ++j) {
+        if (j == CELL / 2) {  // Which splat it is has come by now, and the record comes before it is needed.
+            shape = record[0];
+            rest = *reinterpret_cast<const float2*>(record + 1);
+        }
         float of_line = 0.f, x_of_line = 0.f;
 #pragma unroll
         for (int i = 0; i < CELL; ++i) {
@@ -104,7 +111,7 @@ __device__ inline const Segment& segment_of_block(const Segments& segments) {
 }
 
 template <bool BY_DEPTH, bool RANGED>
-__global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View view, Segments segments,
+__global__ void __launch_bounds__(TILE_THREADS, 3) uncomposite(View view, Segments segments,
                                                                            const int* splats, const float4* records,
                                                                            Upstream upstream,
                                                                            const float* transmittances,
@@ -112,7 +119,6 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
                                                                            float* gradients) {
     extern __shared__ __align__(16) char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    __shared__ int longest[TILE_THREADS / WARP];
     if (blockIdx.x >= segments.head[1]) return;
     const Segment& segment = segment_of_block(segments);
     int tile = segment.tile, size = segment.size;
@@ -126,13 +132,9 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
     for (int step = HALF / 2; step > 0; step /= 2) {
         half_last = max(half_last, __shfl_xor_sync(ALL_LANES, half_last, step));
     }
-    int warp_last = max(half_last, __shfl_xor_sync(ALL_LANES, half_last, HALF));
-    if (lane_index() == 0) longest[warp_index()] = warp_last;
-    for (int i = 0; i < 2; ++i) place_no_splat(shared.batches[i]);
-    __syncthreads();
-    int tile_last = 0;
-    for (int w = 0; w < TILE_THREADS / WARP; ++w) tile_last = max(tile_last, longest[w]);
-    if (tile_last == 0) return;
+    int left_last = __shfl_sync(ALL_LANES, half_last, 0), right_last = __shfl_sync(ALL_LANES, half_last, HALF);
+    int position = max(left_last, right_last);  // Entries before it are still to be looked at.
+    if (position == 0) return;
 
     float2 range = RANGED ? depth_range_at(view, ranges, pixel) : float2{};
     float4 by = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -159,7 +161,6 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
     }
     shared.upstream[threadIdx.x] = by;
     float x = pixel.x + 0.5f, y = pixel.y + 0.5f;
-    List<BACKWARD_BATCH>& own = shared.lists[threadIdx.x / HALF];
     const Row* rows = shared.rows[warp_index()][half_index()];  // of this half's cell
     // Where this pixel's numbers in the next row go.
     float2* const first_slot = shared.rows[warp_index()][half_index()][0].pixels + lane_of_half();
@@ -171,48 +172,41 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
         __syncwarp();
         if (rows[lane_of_half()].pixels + lane_of_half() < slot) {
             add_row<BY_DEPTH>(rows[lane_of_half()], shared.upstream + warp_index() * WARP + half_index() * HALF, middle,
-                              records, gradients);
+                              splats, records, gradients);
         }
         __syncwarp();
         slot = first_slot;
     };
 
-    // Batch k holds the entries [tile_last - (k + 1) BACKWARD_BATCH, tile_last - k BACKWARD_BATCH); the last one may begin
-    // before 0.
-    int first = tile_last - BACKWARD_BATCH, entry = threadIdx.x;
-    auto splat_at = [&](int position) { return entry < BACKWARD_BATCH && position >= 0 ? splats[position] : -1; };
-    auto cells_at = [&](int position) { return entry < BACKWARD_BATCH && position >= 0 ? reach[position] : 0; };
-    auto receive = [&](Batch<BACKWARD_BATCH>& batch, int splat, int cells) {
-        wait_for_requests();
-        if (splat >= 0) {
-            float4* record = batch.records + entry * 3;
-            stage(view, record, record[0], *reinterpret_cast<const float2*>(record + 1), splat);
+    Intake<BACKWARD_BANK, BACKWARD_BANKS> intake(shared.supplies[warp_index()]);
+    int left_cell = cell_row() * (TILE / CELL) + cell_column(0);
+    int entry = position - 1 - lane_index();
+    unsigned cells = entry >= 0 ? reach[entry] : 0u;
+    int splat = entry >= 0 ? splats[entry] : 0;
+    for (bool all = false; !all;) {
+        while (intake.wants() && position > 0) {
+            unsigned halves = cells >> left_cell & ((entry < left_last ? 1u : 0u) | (entry < right_last ? 2u : 0u));
+            int found = splat, number = entry;
+            position -= WARP;
+            entry -= WARP;
+            if (entry >= 0) {
+                cells = reach[entry];
+                splat = splats[entry];
+            } else {
+                cells = 0u;
+            }
+            intake.find(halves, found, number);
         }
-        if (entry < BACKWARD_BATCH) batch.reach[entry] = static_cast<uint16_t>(cells);
-    };
-    int coming = splat_at(first + entry), cells = cells_at(first + entry);
-    if (coming >= 0) request(shared.batches[0].records + entry * 3, records, coming);
-    receive(shared.batches[0], coming, cells);
-    coming = splat_at(first - BACKWARD_BATCH + entry);
-    for (int k = 0; first > -BACKWARD_BATCH; ++k, first -= BACKWARD_BATCH) {
-        __syncthreads();
-        const Batch<BACKWARD_BATCH>& batch = shared.batches[k & 1];
-        Batch<BACKWARD_BATCH>& next = shared.batches[~k & 1];
-        if (coming >= 0) request(next.records + entry * 3, records, coming);
-        cells = cells_at(first - BACKWARD_BATCH + entry);
-        int after = splat_at(first - 2 * BACKWARD_BATCH + entry);
-        unsigned kept = entries_before(half_last - first - lane_of_half() * (BACKWARD_BATCH / HALF));
-        int listed = warp_last > first ? list_entries(batch, kept, own) : 0;
-        // Records from this address on are not this pixel's.
-        int past = static_cast<int>(shared_address(batch.records)) + (last - first) * RECORD_BYTES;
-        for (int at = listed - LISTED; at >= 0; at -= LISTED) {
-            Group group(own, at);
+        all = !intake.has_found();
+        intake.request_bank(records);
+        for (int groups = intake.groups(all); groups > 0; --groups) {
+            Group group = intake.next_group();
 #pragma unroll
-            for (int i = LISTED - 1; i >= 0; --i) {
+            for (int i = 0; i < LISTED; ++i) {
                 unsigned address = group.address(i);
                 float4 shape = shared_word(address), rest = shared_word(address + 16), tail = shared_word(address + 32);
                 Density d = density_at(x, y, shape, rest);
-                bool used = __float_as_uint(d.sigma) < __float_as_uint(tail.z) && static_cast<int>(address) < past &&
+                bool used = __float_as_uint(d.sigma) < __float_as_uint(tail.z) && __float_as_int(tail.w) < last &&
                             (!RANGED || in_range(range, tail.y));
 
                 // Where it is not used alpha is zero, and nothing changes.
@@ -225,13 +219,12 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
                 float weight = transmittance * alpha;
                 behind += weight * value;
                 *slot = make_float2(weight, density <= view.past_clamp ? -density * by_density : 0.f);
-                if (lane_of_half() == 0) slot[HALF].x = tail.w;  // the row's splat
+                if (lane_of_half() == 0) slot[HALF].x = tail.w;  // the row's entry
                 slot += HALF + 1;
             }
             if (slot == first_slot + HALF * (HALF + 1)) add_rows();
         }
-        receive(next, coming, cells);
-        coming = after;
+        intake.receive_bank(view);
     }
     add_rows();
 }

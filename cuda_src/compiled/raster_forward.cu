@@ -146,7 +146,7 @@ __device__ inline bool walk(const View& view, const Segments& segments, const Se
         unsigned living = __ballot_sync(ALL_LANES, alive);
         int listed = living != 0u ? list_entries(batch, living & own_half ? ~0u : 0u, own) : 0;
         for (int first = 0; first < listed; first += LISTED) {
-            Group group(own, first);
+            Group group(own.address + first);
 #pragma unroll
             for (int i = 0; i < LISTED; ++i) what.meet(view, sight, group.address(i));
             alive = what.alive(view);
