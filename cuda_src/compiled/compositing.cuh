@@ -58,47 +58,59 @@ constexpr int RECORD_BYTES = 3 * sizeof(float4);
 // Of a block, so that what it stages has addresses of 16 bits, beside what the system and single variables take.
 constexpr size_t MOST_LISTED_BYTES = 65536 - 2048;
 
-// The cells in which the splat's alpha may come to alpha_min, as bits; never too few, so that pixels decide. shape: mean
-// and conic xx, xy; c: conic yy.
+// The sigma, in powers of two, at which the splat's alpha is alpha_min; negative or no number where alpha never comes to it.
+__device__ inline float furthest_sigma(const View& view, float opacity) {
+    return log2_fast(opacity * inverse_fast(view.alpha_min));
+}
+
+// The bits of the first sigma beyond the furthest. Sigma itself may not be negative either, and the bits of what is negative
+// or no number are larger than those of any number: one comparison.
+__device__ inline unsigned sigma_limit(float furthest) { return furthest >= 0.f ? __float_as_uint(furthest) + 1u : 0u; }
+
+// Added to a number, it leaves the nearest integer in the sum's last bits.
+constexpr float ROUNDING = 12582912.f;
+// Half a pixel, but for a little: what is this much beyond an integer rounds to it, and no border is missed.
+constexpr float ALMOST_HALF = 0.4999f;
+
+// The centre of a tile's first pixel.
+__device__ inline float2 corner_of(const View& view, int tile) {
+    return make_float2(tile % view.tiles_x * TILE + 0.5f, tile / view.tiles_x * TILE + 0.5f);
+}
+
+// The cells in which the splat's alpha may come to alpha_min, as bits; never too few, so that pixels decide. corner: of
+// the tile; shape: mean and conic xx, xy; c: conic yy.
 //
 // Along a row of cells the ellipse's right and left boundary, concave and convex, are furthest at its own extremes or
 // as close to these as the row comes.
-__device__ inline unsigned reached_cells(const View& view, int tile, float4 shape, float c, float opacity) {
+__device__ inline unsigned reached_cells(float2 corner, float4 shape, float c, float furthest) {
     float a = shape.z, b = shape.w, square = b * b;
     float determinant = fmaf(a, c, -square) - fmaf(b, b, -square);  // a c - b b without cancellation
     if (!(determinant > 0.f && a > 0.f)) return 0xffffu;  // Rounding left the conic indefinite: no bound holds.
-    float reach = __logf(opacity * inverse_fast(view.alpha_min)) * 1.0001f + 1e-4f;
-    if (!(reach > 0.f)) return 0u;
+    float twice_reach = 2.f * (furthest * (1.0001f / LOG2_E) + 1e-4f);
+    if (!(twice_reach > 0.f)) return 0u;
     // The ellipse's furthest point to the right is (half_width, extreme), its highest half_height above the mean.
-    float inverse_a = inverse_fast(a), spread = inverse_root_fast(determinant);
-    float turn = root_fast(2.f * reach * inverse_fast(c)) * spread, extreme = -b * turn;
-    float half_height = fmaf(root_fast(2.f * reach * a) * spread, 1.f + 2e-6f, 0.01f);
+    float inverse_a = inverse_fast(a), spread = inverse_root_fast(determinant), square_reach = twice_reach * a;
+    float turn = root_fast(twice_reach * inverse_fast(c)) * spread, extreme = -b * turn;
+    float half_height = fmaf(root_fast(square_reach) * spread, 1.f + 2e-6f, 0.01f);
     float slack = fmaf(c * turn, 2e-6f, 0.01f);
-    float left = tile % view.tiles_x * TILE + 0.5f - shape.x, top = tile / view.tiles_x * TILE + 0.5f - shape.y;
+    float left = corner.x - shape.x, top = corner.y - shape.y;
     unsigned cells = 0u;
 #pragma unroll
     for (int row = 0; row < TILE / CELL; ++row) {
-        float first_y = top + row * CELL;
-        float y0 = fmaxf(first_y, -half_height), y1 = fminf(first_y + (CELL - 1), half_height);
+        float y0 = fmaxf(top + row * CELL, -half_height), y1 = fminf(top + row * CELL + (CELL - 1), half_height);
         float at_right = fminf(fmaxf(extreme, y0), y1), at_left = fminf(fmaxf(-extreme, y0), y1);
-        float right_root = root_fast(fmaxf(2.f * a * reach - determinant * at_right * at_right, 0.f));
-        float left_root = root_fast(fmaxf(2.f * a * reach - determinant * at_left * at_left, 0.f));
-        float x1 = floorf((right_root - b * at_right) * inverse_a + slack - left);
-        float x0 = ceilf((-left_root - b * at_left) * inverse_a - slack - left);
-        x0 = fmaxf(x0, 0.f);
-        x1 = fminf(x1, TILE - 1.f);
-        if (y0 > y1 || x0 > x1) continue;
-        unsigned columns = (2u << (static_cast<int>(x1) / CELL)) - (1u << (static_cast<int>(x0) / CELL));
-        cells |= columns << (row * (TILE / CELL));
+        float right_root = root_fast(fmaxf(fmaf(-determinant * at_right, at_right, square_reach), 0.f));
+        float left_root = root_fast(fmaxf(fmaf(-determinant * at_left, at_left, square_reach), 0.f));
+        // The last and the first pixel of the tile's row, rounded down and up.
+        float x1 = fmaf(fmaf(-b, at_right, right_root), inverse_a, slack - left - ALMOST_HALF) + ROUNDING;
+        float x0 = fmaf(fmaf(-b, at_left, -left_root), inverse_a, ALMOST_HALF - slack - left) + ROUNDING;
+        x0 = fmaxf(x0, ROUNDING);
+        x1 = fminf(x1, ROUNDING + (TILE - 1.f));
+        unsigned end = (2u << row * (TILE / CELL)) << (__float_as_uint(x1) / CELL & 31u);
+        unsigned begin = (1u << row * (TILE / CELL)) << (__float_as_uint(x0) / CELL & 31u);
+        if (y0 <= y1 && x0 <= x1) cells += end - begin;
     }
     return cells;
-}
-
-// The bits of the first sigma, in powers of two, at which opacity exp2(-sigma) is below alpha_min. Sigma itself may not be
-// negative either, and the bits of what is negative or no number are larger than those of any number: one comparison.
-__device__ inline unsigned sigma_limit(const View& view, float opacity) {
-    float most = log2_fast(opacity * inverse_fast(view.alpha_min));
-    return most >= 0.f ? __float_as_uint(most) + 1u : 0u;
 }
 
 __device__ inline unsigned shared_address(const void* at) { return static_cast<unsigned>(__cvta_generic_to_shared(at)); }
@@ -124,14 +136,13 @@ __device__ inline void request(float4* entry, const float4* records, int splat) 
 
 __device__ inline void wait_for_requests() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Bring a received record, of this conic and opacity, into the form in which it is evaluated. Others see it after the
+// Bring a received record, of this conic, into the form in which it is evaluated. Others see it after the
 // block's next barrier.
-__device__ inline void stage(const View& view, float4* entry, float4 shape, float2 rest, int tag) {
+__device__ inline void stage(float4* entry, float4 shape, float c, float furthest, int tag) {
     entry[0].z = 0.5f * LOG2_E * shape.z;
     entry[0].w = LOG2_E * shape.w;
-    entry[1].x = 0.5f * LOG2_E * rest.x;
-    *reinterpret_cast<float2*>(&entry[2].z) =
-        make_float2(__uint_as_float(sigma_limit(view, rest.y)), __int_as_float(tag));
+    entry[1].x = 0.5f * LOG2_E * c;
+    *reinterpret_cast<float2*>(&entry[2].z) = make_float2(__uint_as_float(sigma_limit(furthest)), __int_as_float(tag));
 }
 
 // What lists that are padded to whole groups end with. Seen after the block's next barrier.

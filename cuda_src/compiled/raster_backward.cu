@@ -20,13 +20,20 @@ struct Upstream {
     const float* depth;
 };
 
-// Weight and s of a splat at the pixels of a cell. An odd number of 8-byte words, so that lanes that read a row each
+// Weight and s of a splat at the pixels of a cell. An odd number of 16-byte words, so that lanes that read a row each
 // meet no bank twice.
-struct Row {
+struct alignas(16) Row {
     float2 pixels[HALF];
     float2 entry;  // the number of the list's entry, as bits in .x
+    float2 unused;
 };
-static_assert(sizeof(Row) == (HALF + 1) * sizeof(float2) && HALF % 2 == 0, "rows have an odd pitch");
+constexpr int ROW_PITCH = sizeof(Row) / sizeof(float2);
+static_assert(sizeof(Row) % sizeof(float4) == 0 && sizeof(Row) / sizeof(float4) % 2 == 1, "rows have an odd pitch");
+
+// Gradients by colour, and by depth, of a cell's pixels, line by line.
+struct CellUpstream {
+    float4 red[CELL], green[CELL], blue[CELL], depth[CELL];
+};
 
 static_assert(HALF % LISTED == 0, "groups fill the table");
 
@@ -35,7 +42,7 @@ constexpr int BACKWARD_BANKS = 4;
 
 struct Shared {
     Supply<BACKWARD_BANK, BACKWARD_BANKS> supplies[TILE_THREADS / WARP];
-    float4 upstream[TILE_THREADS];           // by colour, and by depth, of the pixel of each thread
+    CellUpstream upstream[TILE_THREADS / HALF];
     Row rows[TILE_THREADS / WARP][2][HALF];  // of the left and of the right cell
 };
 static_assert(offsetof(Shared, upstream) <= MOST_LISTED_BYTES, "lists hold addresses of 16 bits");
@@ -51,10 +58,14 @@ __device__ inline void add_vector(float* to, float a, float b, float c, float d)
 #endif
 }
 
+__device__ inline float sum_of(const float weights[CELL], float4 by) {
+    return weights[0] * by.x + weights[1] * by.y + weights[2] * by.z + weights[3] * by.w;
+}
+
 // Add up this lane's row and add it to its splat's gradient. With pixel offsets x, y from the middle of the cell, the
 // moments of s about the splat's mean follow from those about the middle. upstream: of the cell's pixels.
 template <bool BY_DEPTH>
-__device__ inline void add_row(const Row& row, const float4* upstream, float2 middle, const int* splats,
+__device__ inline void add_row(const Row& row, const CellUpstream& upstream, float2 middle, const int* splats,
                                const float4* records, float* gradients) {
     int64_t splat = splats[__float_as_int(row.entry.x)];
     const float4* record = records + splat * 3;
@@ -68,19 +79,20 @@ __device__ inline void add_row(const Row& row, const float4* upstream, float2 mi
             shape = record[0];
             rest = *reinterpret_cast<const float2*>(record + 1);
         }
+        const float4* pair = reinterpret_cast<const float4*>(row.pixels + j * CELL);
+        float4 first = pair[0], second = pair[1];
+        float weights[CELL] = {first.x, first.z, second.x, second.z}, line[CELL] = {first.y, first.w, second.y, second.w};
+        red += sum_of(weights, upstream.red[j]);
+        green += sum_of(weights, upstream.green[j]);
+        blue += sum_of(weights, upstream.blue[j]);
+        if (BY_DEPTH) depth += sum_of(weights, upstream.depth[j]);
         float of_line = 0.f, x_of_line = 0.f;
 #pragma unroll
         for (int i = 0; i < CELL; ++i) {
-            float2 pixel = row.pixels[j * CELL + i];
-            float4 by = upstream[j * CELL + i];
             float x = i - 0.5f * (CELL - 1);
-            red += pixel.x * by.x;
-            green += pixel.x * by.y;
-            blue += pixel.x * by.z;
-            if (BY_DEPTH) depth += pixel.x * by.w;
-            of_line += pixel.y;
-            x_of_line += x * pixel.y;
-            sxx += x * x * pixel.y;
+            of_line += line[i];
+            x_of_line += x * line[i];
+            sxx += x * x * line[i];
         }
         float y = j - 0.5f * (CELL - 1);
         s += of_line;
@@ -159,7 +171,11 @@ __global__ void __launch_bounds__(TILE_THREADS, 3) uncomposite(View view, Segmen
                   by.z * *segments.plane(slot, BLUE);
         if (BY_DEPTH) behind += by.w * *segments.plane(slot, DEPTH);
     }
-    shared.upstream[threadIdx.x] = by;
+    CellUpstream& upstream_of_cell = shared.upstream[threadIdx.x / HALF];
+    reinterpret_cast<float*>(upstream_of_cell.red)[lane_of_half()] = by.x;
+    reinterpret_cast<float*>(upstream_of_cell.green)[lane_of_half()] = by.y;
+    reinterpret_cast<float*>(upstream_of_cell.blue)[lane_of_half()] = by.z;
+    reinterpret_cast<float*>(upstream_of_cell.depth)[lane_of_half()] = by.w;
     float x = pixel.x + 0.5f, y = pixel.y + 0.5f;
     const Row* rows = shared.rows[warp_index()][half_index()];  // of this half's cell
     // Where this pixel's numbers in the next row go.
@@ -171,8 +187,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 3) uncomposite(View view, Segmen
     auto add_rows = [&]() {
         __syncwarp();
         if (rows[lane_of_half()].pixels + lane_of_half() < slot) {
-            add_row<BY_DEPTH>(rows[lane_of_half()], shared.upstream + warp_index() * WARP + half_index() * HALF, middle,
-                              splats, records, gradients);
+            add_row<BY_DEPTH>(rows[lane_of_half()], upstream_of_cell, middle, splats, records, gradients);
         }
         __syncwarp();
         slot = first_slot;
@@ -180,20 +195,24 @@ __global__ void __launch_bounds__(TILE_THREADS, 3) uncomposite(View view, Segmen
 
     Intake<BACKWARD_BANK, BACKWARD_BANKS> intake(shared.supplies[warp_index()]);
     int left_cell = cell_row() * (TILE / CELL) + cell_column(0);
-    int entry = position - 1 - lane_index();
-    unsigned cells = entry >= 0 ? reach[entry] : 0u;
-    int splat = entry >= 0 ? splats[entry] : 0;
+    int entry = position - 1 - lane_index(), both_last = min(left_last, right_last);
+    reach += entry;
+    const int* listed = splats + entry;
+    unsigned cells = entry >= 0 ? *reach : 0u;
+    int splat = entry >= 0 ? *listed : 0;
     for (bool all = false; !all;) {
         while (intake.wants() && position > 0) {
-            unsigned halves = cells >> left_cell & ((entry < left_last ? 1u : 0u) | (entry < right_last ? 2u : 0u));
+            unsigned halves = cells >> left_cell & 3u;
+            if (position > both_last) halves &= (entry < left_last ? 1u : 0u) | (entry < right_last ? 2u : 0u);
             int found = splat, number = entry;
             position -= WARP;
             entry -= WARP;
+            reach -= WARP;
+            listed -= WARP;
+            cells = 0u;
             if (entry >= 0) {
-                cells = reach[entry];
-                splat = splats[entry];
-            } else {
-                cells = 0u;
+                cells = *reach;
+                splat = *listed;
             }
             intake.find(halves, found, number);
         }
@@ -220,9 +239,9 @@ __global__ void __launch_bounds__(TILE_THREADS, 3) uncomposite(View view, Segmen
                 behind += weight * value;
                 *slot = make_float2(weight, density <= view.past_clamp ? -density * by_density : 0.f);
                 if (lane_of_half() == 0) slot[HALF].x = tail.w;  // the row's entry
-                slot += HALF + 1;
+                slot += ROW_PITCH;
             }
-            if (slot == first_slot + HALF * (HALF + 1)) add_rows();
+            if (slot == first_slot + HALF * ROW_PITCH) add_rows();
         }
         intake.receive_bank(view);
     }

@@ -97,6 +97,7 @@ struct Attenuation {
 struct Staging {
     Batch<FORWARD_BATCH> batches[2];
     List<FORWARD_BATCH> lists[TILE_THREADS / HALF];
+    float2 corner;  // of the tile
 };
 static_assert(sizeof(Staging) <= MOST_LISTED_BYTES, "lists hold addresses of 16 bits");
 
@@ -117,8 +118,9 @@ __device__ inline bool walk(const View& view, const Segments& segments, const Se
             float4* record = batch.records + entry * 3;
             float4 shape = record[0];
             float2 rest = *reinterpret_cast<const float2*>(record + 1);
-            cells = reached_cells(view, segment.tile, shape, rest.x, rest.y);
-            stage(view, record, shape, rest, segment.first + position + 1);
+            float furthest = furthest_sigma(view, rest.y);
+            cells = reached_cells(staging.corner, shape, rest.x, furthest);
+            stage(record, shape, rest.x, furthest, segment.first + position + 1);
             segments.reach[segment.begin + position] = static_cast<uint16_t>(cells);
         }
         batch.reach[entry] = static_cast<uint16_t>(cells);
@@ -265,7 +267,10 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 4 : 5) composite(View v
     if (threadIdx.x == 0) {
         int ticket = atomicAdd(segments.head, 1);
         taken = ticket < segments.head[1];
-        if (taken) segment = segments.items[ticket];
+        if (taken) {
+            segment = segments.items[ticket];
+            staging.corner = corner_of(view, segment.tile);
+        }
         skipped = taken && segment.number > 0 && segments.is_dark_before(segment);
     }
     for (int i = 0; i < 2; ++i) place_no_splat(staging.batches[i]);

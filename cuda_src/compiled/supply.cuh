@@ -99,7 +99,8 @@ public:
         float4* record = own.records + (bank * BANK + lane_index()) * 3;
         unsigned halves = 0u;
         if (coming >= 0) {
-            stage(view, record, record[0], *reinterpret_cast<const float2*>(record + 1), coming >> 2);
+            float2 rest = *reinterpret_cast<const float2*>(record + 1);
+            stage(record, record[0], rest.x, furthest_sigma(view, rest.y), coming >> 2);
             halves = coming & 3;
         }
         unsigned left = __ballot_sync(ALL_LANES, halves & 1u), right = __ballot_sync(ALL_LANES, halves & 2u);
