@@ -48,9 +48,9 @@ __device__ inline float2 depth_range_at(const View& view, const float2* ranges, 
 // two is A dx^2 + B dx dy + C dy^2 with A, C the halved and B the whole conic entry, times log2 e.
 template <int ENTRIES>
 struct Batch {
-    // mean x, y, A, B | C, opacity, red, green | blue, depth, limit, tag. limit: the bits of the first sigma, in powers of
-    // two, that is too large for alpha_min; tag: what the kernel wants to know of the splat. The last record is of no
-    // splat, and has the limit 0.
+    // mean x, y, A, B | C, opacity, red, green | blue, depth, limit, tag. limit: the bits of the first sigma, in powers
+    // of two, that is too large for alpha_min; tag: what the kernel wants to know of the splat. The last record is of
+    // no splat, and has the limit 0.
     float4 records[(ENTRIES + 1) * 3];
     uint16_t reach[ENTRIES];  // bit 4 row + column: the splat can be seen in that cell
 };
@@ -58,13 +58,14 @@ constexpr int RECORD_BYTES = 3 * sizeof(float4);
 // Of a block, so that what it stages has addresses of 16 bits, beside what the system and single variables take.
 constexpr size_t MOST_LISTED_BYTES = 65536 - 2048;
 
-// The sigma, in powers of two, at which the splat's alpha is alpha_min; negative or no number where alpha never comes to it.
+// The sigma, in powers of two, at which the splat's alpha is alpha_min; negative or no number where alpha never comes
+// to it.
 __device__ inline float furthest_sigma(const View& view, float opacity) {
     return log2_fast(opacity * inverse_fast(view.alpha_min));
 }
 
-// The bits of the first sigma beyond the furthest. Sigma itself may not be negative either, and the bits of what is negative
-// or no number are larger than those of any number: one comparison.
+// The bits of the first sigma beyond the furthest. Sigma itself may not be negative either, and the bits of what is
+// negative or no number are larger than those of any number: one comparison.
 __device__ inline unsigned sigma_limit(float furthest) { return furthest >= 0.f ? __float_as_uint(furthest) + 1u : 0u; }
 
 // Added to a number, it leaves the nearest integer in the sum's last bits.
@@ -165,8 +166,8 @@ __device__ inline int thread_anew() {
     return thread;
 }
 
-// Each lane of a half looks at its own EACH entries of a batch; reach of the first two, and of the second two, and so on,
-// share a word. So entry i of them is this bit.
+// Each lane of a half looks at its own EACH entries of a batch; reach of the first two, and of the second two, and so
+// on, share a word. So entry i of them is this bit.
 __device__ constexpr int bit_of(int i) { return i / 2 + (i & 1) * 16; }
 
 // Bits of a lane's entries that lie before `end`, counted from the lane's first.
@@ -175,8 +176,8 @@ __device__ inline unsigned entries_before(int end) {
     return ((1u << ((left + 1) / 2)) - 1u) | (((1u << (left / 2)) - 1u) << 16);
 }
 
-// Fill this half's list with the entries that reach its cell and that `kept` has, by lane. Returns the length of the longer
-// list of the warp's two, rounded up to whole groups.
+// Fill this half's list with the entries that reach its cell and that `kept` has, by lane. Returns the length of the
+// longer list of the warp's two, rounded up to whole groups.
 template <int ENTRIES>
 __device__ inline int list_entries(const Batch<ENTRIES>& batch, unsigned kept, List<ENTRIES>& own) {
     constexpr int EACH = ENTRIES / HALF;

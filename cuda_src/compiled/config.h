@@ -26,8 +26,8 @@ constexpr int HALF = CELL * CELL;
 static_assert(SUBTILE_WIDTH == 2 * CELL && SUBTILE_HEIGHT == CELL && 2 * HALF == WARP, "a half warp renders a cell");
 static_assert(TILE / CELL == 4, "a mask of cells has 16 bits, a mask of sub-tiles eight");
 
-// Splats that a block of raster_forward holds at a time, a thread each: two batches, one rendered while the other comes.
-// Warps of a block wait for one another once a batch, so longer ones even out their lists.
+// Splats that a block of raster_forward holds at a time, a thread each: two batches, one rendered while the other
+// comes. Warps of a block wait for one another once a batch, so longer ones even out their lists.
 constexpr int FORWARD_BATCH = TILE_THREADS;
 // A tile's list longer than WHOLE_LIST is cut into segments of this many entries, which several blocks composite at
 // once: one list in ten thousand is so long that its tile would take as long as all others together. A segment costs

@@ -35,7 +35,7 @@ struct CellUpstream {
     float4 red[CELL], green[CELL], blue[CELL], depth[CELL];
 };
 
-static_assert(HALF % LISTED == 0, "groups fill the table");
+static_assert(HALF % LISTED == 0 && CELL == 4, "groups fill the table; sums are of lines of four pixels");
 
 constexpr int BACKWARD_BANK = HALF;
 constexpr int BACKWARD_BANKS = 4;
@@ -58,8 +58,8 @@ __device__ inline void add_vector(float* to, float a, float b, float c, float d)
 #endif
 }
 
-__device__ inline float sum_of(const float weights[CELL], float4 by) {
-    return weights[0] * by.x + weights[1] * by.y + weights[2] * by.z + weights[3] * by.w;
+__device__ inline void add_products(float& to, const float weights[CELL], float4 by) {
+    to = fmaf(weights[3], by.w, fmaf(weights[2], by.z, fmaf(weights[1], by.y, fmaf(weights[0], by.x, to))));
 }
 
 // Add up this lane's row and add it to its splat's gradient. With pixel offsets x, y from the middle of the cell, the
@@ -81,19 +81,16 @@ __device__ inline void add_row(const Row& row, const CellUpstream& upstream, flo
         }
         const float4* pair = reinterpret_cast<const float4*>(row.pixels + j * CELL);
         float4 first = pair[0], second = pair[1];
-        float weights[CELL] = {first.x, first.z, second.x, second.z}, line[CELL] = {first.y, first.w, second.y, second.w};
-        red += sum_of(weights, upstream.red[j]);
-        green += sum_of(weights, upstream.green[j]);
-        blue += sum_of(weights, upstream.blue[j]);
-        if (BY_DEPTH) depth += sum_of(weights, upstream.depth[j]);
-        float of_line = 0.f, x_of_line = 0.f;
-#pragma unroll
-        for (int i = 0; i < CELL; ++i) {
-            float x = i - 0.5f * (CELL - 1);
-            of_line += line[i];
-            x_of_line += x * line[i];
-            sxx += x * x * line[i];
-        }
+        float weights[CELL] = {first.x, first.z, second.x, second.z};
+        float line[CELL] = {first.y, first.w, second.y, second.w};
+        add_products(red, weights, upstream.red[j]);
+        add_products(green, weights, upstream.green[j]);
+        add_products(blue, weights, upstream.blue[j]);
+        if (BY_DEPTH) add_products(depth, weights, upstream.depth[j]);
+        // Of the outer and the inner two pixels, which lie 1.5 and 0.5 px from the middle.
+        float outer = line[0] + line[3], inner = line[1] + line[2], of_line = outer + inner;
+        float x_of_line = fmaf(1.5f, line[3] - line[0], 0.5f * (line[2] - line[1]));
+        sxx = fmaf(2.25f, outer, fmaf(0.25f, inner, sxx));
         float y = j - 0.5f * (CELL - 1);
         s += of_line;
         sx += x_of_line;

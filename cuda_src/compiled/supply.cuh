@@ -1,6 +1,6 @@
 // A warp's own supply of staged records: what of a tile's list reaches its two cells, brought in banks of BANK records
-// while earlier ones are rendered, and a list for each half. Warps wait for no other, and a half that has more to do than
-// the other goes on with it while new banks come: what is left over is rendered together with them.
+// while earlier ones are rendered, and a list for each half. Warps wait for no other, and a half that has more to do
+// than the other goes on with it while new banks come: what is left over is rendered together with them.
 #pragma once
 
 #include "compositing.cuh"
@@ -29,7 +29,7 @@ class Intake {
     Own& own;
     int found_first = 0, found = 0, bank = 0;
     int coming = -1;            // the lane's record that is on its way: number and halves as in `found`
-    Ends taken = {0, 0};        // entries rendered
+    int taken = 0;              // entries that each half rendered, those of no splat among them
     Ends end = {0, 0};          // entries listed
     Ends ends[BANKS - 1] = {};  // the same after each of the last banks that arrived
 
@@ -70,27 +70,24 @@ public:
     // keeps the next bank from coming, and in the end everything. Halves that have less get entries of no splat.
     __device__ int groups(bool all) {
         Ends due = all ? end : ends[BANKS - 2];
-        int both = min(end.left - taken.left, end.right - taken.right) / LISTED;
-        int must = (max(due.left - taken.left, due.right - taken.right) + LISTED - 1) / LISTED;
-        int count = max(both, must);
-        int until_left = taken.left + count * LISTED, until_right = taken.right + count * LISTED;
-        int until = half_index() ? until_right : until_left;
+        int both = (min(end.left, end.right) - taken) / LISTED;
+        int must = (max(due.left, due.right) - taken + LISTED - 1) / LISTED;
+        int count = max(both, must), until = taken + count * LISTED;
 #pragma unroll 1
         for (int i = (half_index() ? end.right : end.left) + lane_of_half(); i < until; i += HALF) {
             own.lists[half_index()][i & (Own::LIST - 1)] =
                 static_cast<uint16_t>(shared_address(own.records + Own::SLOTS * 3));
         }
-        end = {max(end.left, until_left), max(end.right, until_right)};
+        end = {max(end.left, until), max(end.right, until)};
         __syncwarp();
         return count;
     }
 
     // The addresses of this half's next group.
     __device__ Group next_group() {
-        int first = half_index() ? taken.right : taken.left;
-        taken.left += LISTED;
-        taken.right += LISTED;
-        return Group(own.lists[half_index()] + (first & (Own::LIST - 1)));
+        Group group(own.lists[half_index()] + (taken & (Own::LIST - 1)));
+        taken += LISTED;
+        return group;
     }
 
     // Stage the bank that was requested, and list it.
