@@ -114,7 +114,9 @@ __device__ inline unsigned reached_cells(float2 corner, float4 shape, float c, f
     return cells;
 }
 
-__device__ inline unsigned shared_address(const void* at) { return static_cast<unsigned>(__cvta_generic_to_shared(at)); }
+__device__ inline unsigned shared_address(const void* at) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(at));
+}
 
 __device__ inline float4 shared_word(unsigned address) {
     float4 word;

@@ -106,7 +106,7 @@ def test_short_lists_agree_with_float64(parity, backend, count):
 
 @pytest.mark.parametrize("runs", [(1, 0), (0, 1), (16, 16), (15, 17), (49, 3), (3, 65), (130, 40)])
 def test_neighbouring_cells_see_runs_of_splats_in_turn(parity, backend, runs):
-    """Small splats, some in one cell of 4 x 4 pixels and then some in the next: one has work where the other has none."""
+    """Small splats in one cell of 4 x 4 pixels, then in the next: one has work where the other has none."""
     splats = splats_of(170, 0.3, 12)
     left, right = runs
     turn = torch.arange(splats.count).remainder(left + right) < left
