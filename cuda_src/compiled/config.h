@@ -26,14 +26,14 @@ constexpr int HALF = CELL * CELL;
 static_assert(SUBTILE_WIDTH == 2 * CELL && SUBTILE_HEIGHT == CELL && 2 * HALF == WARP, "a half warp renders a cell");
 static_assert(TILE / CELL == 4, "a mask of cells has 16 bits, a mask of sub-tiles eight");
 
-// Splats that a raster block holds at a time, two threads each: two batches, one rendered while the other comes, leave
-// room for four blocks a multiprocessor beside the rows of raster_backward.
-constexpr int BATCH = TILE_THREADS / 2;
+// Splats that a block of raster_forward holds at a time, a thread each: two batches, one rendered while the other
+// comes. Warps of a block wait for one another once a batch, so longer ones even out their lists.
+constexpr int FORWARD_BATCH = TILE_THREADS;
 // A tile's list longer than one and a half segments is cut into segments of this many entries, which several blocks
 // composite at once: one list in ten thousand is so long that its tile would take as long as all others together. A
 // segment costs 8 KB and some microseconds; where there are more than FINE_INSTANCES it is longer. A list is cut in at
 // most MOST_SEGMENTS, so that a block has a thread for each.
-constexpr int SEGMENT = 8 * BATCH;
+constexpr int SEGMENT = 4 * FORWARD_BATCH;
 __host__ __device__ constexpr int whole_list(int segment) { return segment + segment / 2; }
 constexpr int64_t FINE_INSTANCES = 8 << 20;
 constexpr int MOST_SEGMENTS = TILE_THREADS;

@@ -15,7 +15,7 @@ struct Cut {
 __device__ Cut cut_of(int length, int segment) {
     if (length <= whole_list(segment)) return {1, length};
     int least = (length + MOST_SEGMENTS - 1) / MOST_SEGMENTS;
-    int size = max(segment, (least + BATCH - 1) / BATCH * BATCH);
+    int size = max(segment, (least + FORWARD_BATCH - 1) / FORWARD_BATCH * FORWARD_BATCH);
     return {(length + size - 1) / size, size};
 }
 
@@ -84,11 +84,14 @@ Segments segments_in(void* memory, int64_t tiles, int64_t instances, int64_t* cl
     int64_t slots = most_slots(instances), words = (4 + 3 * slots + 3) / 4 * 4;
     int64_t items = most_segments(tiles, instances);
     *cleared = words * static_cast<int64_t>(sizeof(int));
-    *bytes = *cleared + items * static_cast<int64_t>(sizeof(Segment)) +
-             slots * PLANES * TILE_THREADS * static_cast<int64_t>(sizeof(float));
+    int64_t floats = slots * PLANES * TILE_THREADS;
+    *bytes = *cleared + items * static_cast<int64_t>(sizeof(Segment)) + floats * static_cast<int64_t>(sizeof(float)) +
+             instances * static_cast<int64_t>(sizeof(uint16_t));
     int* head = static_cast<int*>(memory);
     Segment* first = reinterpret_cast<Segment*>(head + words);
-    return {head,  head + 4, head + 4 + slots, head + 4 + 2 * slots, first, reinterpret_cast<float*>(first + items)};
+    float* planes = reinterpret_cast<float*>(first + items);
+    return {head,   head + 4, head + 4 + slots, head + 4 + 2 * slots, first,
+            planes, reinterpret_cast<uint16_t*>(planes + floats)};
 }
 
 cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, int64_t cleared, int64_t instances,

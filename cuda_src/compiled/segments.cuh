@@ -29,7 +29,8 @@ enum State { UNKNOWN, ATTENUATION_KNOWN, COMPLETE };
 // head: [4] tickets taken; how many segments; from where on they do not begin their list; unused. state: of each slot.
 // At the slot of a tile's first segment, arrived: segments done with; stopped: 0, or MOST_SEGMENTS less the number of a
 // segment after which the tile is dark. items: in the order in which blocks take them. planes: [slots, PLANES,
-// TILE_THREADS].
+// TILE_THREADS]. reach: [instances] the cells of its tile in which a splat can be seen, of entries that the forward
+// read.
 struct Segments {
     int* head;
     int* state;
@@ -37,6 +38,7 @@ struct Segments {
     int* stopped;
     Segment* items;
     float* planes;
+    uint16_t* reach;
 
     __device__ float* plane(int slot, int which) const {
         return planes + (static_cast<int64_t>(slot) * PLANES + which) * TILE_THREADS + threadIdx.x;

@@ -17,7 +17,7 @@ from cuda_src.camera import Camera
 from cuda_src.operators import Bins, Raster, Splats, bin_splats, raster_backward, raster_forward
 from cuda_src.workspace import Workspace
 
-BATCHES = (0, 1, 2, 3, 4, 5, 31, 32, 33, 127, 128, 129, 255, 256, 257)
+BATCHES = (0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 SEGMENTS = (1023, 1024, 1025, 1535, 1536, 1537, 2047, 2048, 2049, 3100)
 MANY = (8 << 20) + 1
 """From so many instances on segments are twice as long."""
@@ -108,6 +108,18 @@ def assert_agrees(parity, kernels, splats: Splats, seed: int, depth: bool = Fals
 @pytest.mark.parametrize("count", BATCHES)
 def test_short_lists_agree_with_float64(parity, backend, count):
     assert_agrees(parity, parity.kernels(backend), splats_of(count, 0.3, count), count, depth=count % 2 == 0)
+
+
+@pytest.mark.parametrize("runs", [(1, 0), (0, 1), (16, 16), (15, 17), (49, 3), (3, 65), (130, 40)])
+def test_neighbouring_cells_see_runs_of_splats_in_turn(parity, backend, runs):
+    """Small splats in one cell of 4 x 4 pixels, then in the next: one has work where the other has none."""
+    splats = splats_of(170, 0.3, 12)
+    left, right = runs
+    turn = torch.arange(splats.count).remainder(left + right) < left
+    splats.records[:, 0] = torch.where(turn, 2.0, 6.0) + splats.records[:, 0] / 24
+    splats.records[:, 1] = 2.0 + splats.records[:, 1] / 21
+    splats.records[:, layout.RECORD_CONIC] = torch.tensor([2.0, 0.1, 2.0])
+    assert_agrees(parity, parity.kernels(backend, t_stop=0.0), splats, 12, depth=True)
 
 
 @pytest.mark.parametrize("backend", ONLY_COMPILED, indirect=True)
