@@ -69,7 +69,7 @@ def test_the_host_of_one_gpu_is_timed_by_itself(tmp_path, monkeypatch):
 @pytest.mark.multigpu
 def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
     gpus(2)
-    cases = "".join(f"  - {{name: {link}, ranks: 2, link: '{link}'}}\n" for link in ("native", "host", "paced:12"))
+    cases = "".join(f"  - {{name: {link}, ranks: 2, link: '{link}'}}\n" for link in ("native", "host", "paced:0.5"))
     cases += "  - {name: checked, ranks: 2, debug: true}\n  - {name: pixels, ranks: 2, strategy: splaxel}\n"
     found = run(tmp_path, monkeypatch, cases)
     for record in found.values():
@@ -79,13 +79,16 @@ def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
         assert record.result.environment["wire"] == "within bounds"
         payload = sum(m.value for m in record.result.measurements if m.metric == "payload_bytes" and m.place != m.peer)
         assert payload > 0
-    for name in ("native", "paced:12", "pixels"):
+    for name in ("native", "paced:0.5", "pixels"):
         assert values(found[name], "wire_over_ledger")[0] == pytest.approx(1.0, abs=0.05)
     assert values(found["host"], "wire_over_ledger")[0] < 0.01
-    assert found["paced:12"].result is not None
-    rates = [m for m in found["paced:12"].result.measurements if m.metric == "views_per_second"]
+    assert found["paced:0.5"].result is not None
+    rates = [m for m in found["paced:0.5"].result.measurements if m.metric == "views_per_second"]
     assert rates[0].source == "modelled"
-    assert rates[0].value <= values(found["native"], "views_per_second")[0] * 1.05
+    told = found["paced:0.5"].result.measurements
+    sent = sum(m.value for m in told if m.metric == "payload_bytes" and (m.place, m.peer) == (0, 1))
+    assert values(found["paced:0.5"], "step_seconds")[0] >= 0.9 * sent / 0.5e9
+    assert rates[0].value <= values(found["native"], "views_per_second")[0]
 
 
 @pytest.mark.gpu
