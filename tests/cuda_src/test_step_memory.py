@@ -52,7 +52,8 @@ def anywhere(monkeypatch):
     for module in (bindings, raster, scratch):
         monkeypatch.setattr(module, "library", lambda: own)
     monkeypatch.setattr(bindings, "queue_of", lambda device: bindings.Queue(0, 0))
-    monkeypatch.setattr(bindings, "_declared", lambda function, arguments: lambda *given: 0)
+    called: list[str] = []
+    monkeypatch.setattr(bindings, "_declared", lambda function, arguments: lambda *given: called.append(function) or 0)
     scratch._bytes_for.cache_clear()
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.Tensor, "device", GPU)
@@ -60,7 +61,7 @@ def anywhere(monkeypatch):
     answers: list[list[int]] = []  # What the host reads of a view that it counts: two numbers at a time.
     read = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: answers.pop(0) if self.is_meta else read(self))
-    yield SimpleNamespace(kernels=KernelSet("compiled", GPU), answers=answers)
+    yield SimpleNamespace(kernels=KernelSet("compiled", GPU), answers=answers, called=called)
     assert not answers
     scratch._bytes_for.cache_clear()
 
@@ -147,6 +148,14 @@ def test_a_first_visit_asks_for_no_more_than_a_room_of_what_it_found(anywhere):
     assert first.work.peak_bytes <= roomy.work.peak_bytes + counted
     first.step(*found)
     assert "bin.splat_starts" not in first.held
+
+
+def test_a_first_visit_that_finds_too_little_memory_for_its_instances_looks_at_its_splats_again(anywhere):
+    steps = Steps(anywhere, 4_000_000)
+    for visit, times in enumerate((2, 1)):
+        anywhere.called.clear()
+        steps.step(1_000_000, 5_000_000, roomy=False)
+        assert anywhere.called.count("order_splats") == times, visit
 
 
 def test_what_segments_leave_has_a_limit():
