@@ -9,7 +9,7 @@ import torch
 
 from cuda_src.camera import Camera
 from cuda_src.compiled.bindings import ReplayedLaunch, address, call, count
-from cuda_src.compiled.lent import lent
+from cuda_src.compiled.lent import lent, lent_bytes
 from cuda_src.compiled.raster import aligned_records, as_real
 from cuda_src.compiled.scratch import Scratch, scratch_bytes
 from cuda_src.compiled.view import view_of
@@ -144,9 +144,9 @@ def _binned_exactly(
     work, _ = _work(n, n, workspace)  # As many instances as splats, for a start: raster_forward will want no less.
     instances = ordered(work)
     _check(instances)
-    found_at = work.splats
+    held = lent_bytes(workspace)
     work, memory = _work(n, instances, workspace)
-    if work.splats != found_at:  # Room for the instances was not there: what has been found is lost.
+    if lent_bytes(workspace) != held:  # Room for the instances was not there: what has been found is lost.
         ordered(work)
     starts, splat, lists = _lists(instances, listed, memory, workspace)
     call("list_bins", device, view, ctypes.byref(given), ctypes.byref(work), *lists, None)

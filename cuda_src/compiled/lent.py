@@ -19,8 +19,13 @@ def lent(workspace: Workspace, *sizes: int) -> list[torch.Tensor]:
     """So many bytes each, one behind another from the beginning of the workspace's lent memory on, in this order.
 
     Valid until the next `bin_splats` or `raster_forward` with that workspace. The first of them stay where they are,
-    and keep what they hold, if the memory is lent again with more behind them and need not grow.
+    and keep what they hold, if the memory is lent again with more behind them and `lent_bytes` stays what it was.
     """
     whole = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
     parts = workspace.take(_NAME, (sum(whole),), torch.uint8).split(whole)
     return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+
+def lent_bytes(workspace: Workspace) -> int:
+    """All that can be lent now. Memory that has grown may begin where it did, and yet not hold what it held."""
+    return workspace.capacity(_NAME, torch.uint8)

@@ -52,16 +52,23 @@ def anywhere(monkeypatch):
     for module in (bindings, raster, scratch):
         monkeypatch.setattr(module, "library", lambda: own)
     monkeypatch.setattr(bindings, "queue_of", lambda device: bindings.Queue(0, 0))
-    monkeypatch.setattr(bindings, "_declared", lambda function, arguments: lambda *given: 0)
+    called: list[str] = []
+    monkeypatch.setattr(bindings, "_declared", lambda function, arguments: lambda *given: called.append(function) or 0)
     scratch._bytes_for.cache_clear()
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.Tensor, "device", GPU)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    answers: list[list[int]] = []  # What the host reads of a view that it counts: two numbers at a time.
+    found: list[int] = [
+        0,
+        0,
+    ]  # What the host reads of a view that it counts: splats, of two words alone, and instances.
     read = torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: answers.pop(0) if self.is_meta else read(self))
-    yield SimpleNamespace(kernels=KernelSet("compiled", GPU), answers=answers)
-    assert not answers
+
+    def answer(self: torch.Tensor) -> list[int]:
+        return [found[self.untyped_storage().nbytes() > 16], 0] if self.is_meta else read(self)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", answer)
+    yield SimpleNamespace(kernels=KernelSet("compiled", GPU), found=found, called=called)
     scratch._bytes_for.cache_clear()
 
 
@@ -69,7 +76,7 @@ class Steps:
     """Steps of one view each on so many Gaussians, and what their workspaces hold."""
 
     def __init__(self, anywhere: SimpleNamespace, count: int) -> None:
-        self.kernels, self.answers, self.count = anywhere.kernels, anywhere.answers, count
+        self.kernels, self.found, self.count = anywhere.kernels, anywhere.found, count
         self.work, self.shared = Workspace(META), Workspace(META)
         self.tables = [torch.empty((count, layout.PARAMETERS), device=META) for _ in range(3)]
         self.ids = torch.empty(count, dtype=torch.int64, device=META)
@@ -81,9 +88,7 @@ class Steps:
         """A view of that room, or a first visit, which finds so many."""
         kernels, work, background = self.kernels, self.work, torch.empty(3, device=META)
         room = Room(splats, instances, self.overflow) if roomy else None
-        # project asks a second time if it had no room for all it found.
-        more = splats > max(work.capacity("project.rows", torch.int64), -(-self.count // 8))
-        self.answers += [] if roomy else [[splats, 0]] * (1 + more) + [[instances, 0]]
+        self.found[:] = splats, instances
         seen = op.project(kernels, self.tables[0], self.ids, CAMERA, 3, work, room, self.bounds)
         bins = op.bin_splats(kernels, seen, CAMERA, work, room=room)
         picture = op.raster_forward(kernels, seen, bins, CAMERA, work, background=background)
@@ -147,6 +152,14 @@ def test_a_first_visit_asks_for_no_more_than_a_room_of_what_it_found(anywhere):
     assert first.work.peak_bytes <= roomy.work.peak_bytes + counted
     first.step(*found)
     assert "bin.splat_starts" not in first.held
+
+
+def test_a_first_visit_that_finds_too_little_memory_for_its_instances_looks_at_its_splats_again(anywhere):
+    steps = Steps(anywhere, 4_000_000)
+    for visit, times in enumerate((2, 1)):
+        anywhere.called.clear()
+        steps.step(1_000_000, 5_000_000, roomy=False)
+        assert anywhere.called.count("order_splats") == times, visit
 
 
 def test_what_segments_leave_has_a_limit():
