@@ -28,9 +28,11 @@ def slots_of(instances: int) -> int:
 
 
 def segment_bytes(tiles, instances, size) -> int:
-    """As segments_in of segments.cu: heads, a segment of 48 B each, and for those of cut lists 8 planes of a tile."""
+    """As segments_in of segments.cu: heads, a segment of 48 B each, for those of cut lists 8 planes of a tile, and the
+    cells that each instance reaches."""
     slots = slots_of(instances.value)
     size._obj.value = 4 * (4 + 3 * slots + 3) + 48 * (tiles.value + instances.value // 1024) + slots * 8 * TILE**2 * 4
+    size._obj.value += 2 * instances.value
     return 0
 
 
@@ -135,7 +137,7 @@ def test_binning_the_raster_and_gradients_share_memory(anywhere):
     steps = Steps(anywhere, 4_000_000)
     steps.step(splats, instances)
     binning = 28 * splats + (12 + 8) * instances
-    raster_and_gradients = 48 * splats + 8192 * slots_of(instances)
+    raster_and_gradients = 48 * splats + 8192 * slots_of(instances) + 2 * instances
     held = steps.held
     assert held["compiled.lent"] == pytest.approx(max(binning, raster_and_gradients), rel=0.02)
     assert sum(held[name] for name in ("project.rows", "project.ids", "project.records")) == 64 * splats
