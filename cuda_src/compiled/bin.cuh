@@ -1,8 +1,7 @@
-// What the two halves of binning share: bin.cu finds each splat's tiles and puts the splats in order, bin_list.cu lists
-// the instances in that order and sorts them by tile.
+// What the three parts of binning share: bin.cu finds each splat's tiles and counts every tile's splats, bin_list.cu puts
+// the splats into the tiles' lists in no order, bin_sort.cu sorts each list by depth and id.
 //
-// Sizes are the caller's room. With a room from an earlier visit how much of it is in use is known on the device alone;
-// what lies beyond, and what is not drawn, sorts behind everything else and has no tile.
+// Sizes are the caller's room. With a room from an earlier visit how much of it is in use is known on the device alone.
 #pragma once
 
 #include "footprint.cuh"
@@ -20,13 +19,13 @@ struct Given {
     const float* depth_limit;
 };
 
-// Counted on the way; zeros before. unordered: a run of equal depths is too long to be put in order quickly.
+// Counted on the way; zeros before. parts: of lists that are sorted in parts.
 struct Counts {
-    unsigned long long instances, unordered, blocks;
+    unsigned long long instances, parts;
 };
-constexpr int COUNTS_WORDS = 4;
+constexpr int COUNTS_WORDS = 2;
 
-// Memory to work with. splats: planes of `pitch` words each; counts: Counts, then a word for each block.
+// Memory to work with. splats: planes of `pitch` words each; counts: Counts, then an int for each listed tile.
 struct Work {
     uint32_t* splats;
     int64_t pitch;
@@ -35,17 +34,56 @@ struct Work {
 
     // clang-format off
     __host__ __device__ Counts* totals() const { return reinterpret_cast<Counts*>(counts); }
-    __host__ __device__ unsigned long long* block_sums() const { return counts + COUNTS_WORDS; }
+    __host__ __device__ int* tallies() const { return reinterpret_cast<int*>(counts + COUNTS_WORDS); }
     __host__ __device__ uint32_t* depths() const { return splats; }
-    __host__ __device__ uint32_t* numbers() const { return splats + pitch; }
-    __host__ __device__ uint32_t* sorted_depths() const { return splats + 2 * pitch; }
-    __host__ __device__ uint32_t* untied() const { return splats + 3 * pitch; }
-    __host__ __device__ uint32_t* order() const { return splats + 4 * pitch; }
-    __host__ __device__ uint2* found() const { return reinterpret_cast<uint2*>(splats + 5 * pitch); }
+    __host__ __device__ int* of_splats() const { return reinterpret_cast<int*>(splats + pitch); }
+    __host__ __device__ uint2* found() const { return reinterpret_cast<uint2*>(splats + 2 * pitch); }
     // clang-format on
+    __device__ int64_t live(const Given& given) const {
+        return given.live == nullptr ? given.splats : min(given.live[0], given.splats);
+    }
 };
 
-// Key of what comes after all depths and all tiles.
+// Splats of a block of count_tiles, and of the same block of list_instances.
+constexpr int CHUNK_ROUNDS = 8;
+constexpr int CHUNK = CHUNK_ROUNDS * THREADS;
+
+// A block counts tiles in shared memory where so many are listed at most: five blocks share a multiprocessor.
+constexpr int64_t TABLE_TILES = 10240;
+
+// A list longer than this is sorted in parts, which are merged then: keys and two orders of a part, and the positions of
+// digits, leave room for five blocks a multiprocessor.
+constexpr int PART = 4096;
+
+// How a list is cut into parts of equal size but for the last.
+struct Cut {
+    int parts, size;
+    __device__ static Cut of(int64_t count) {
+        int parts = static_cast<int>((count + PART - 1) / PART);
+        return {parts, parts == 0 ? 0 : static_cast<int>((count + parts - 1) / parts)};
+    }
+    __device__ int size_of(int number, int64_t count) const {
+        int64_t left = count - static_cast<int64_t>(number) * size;
+        return static_cast<int>(max(static_cast<int64_t>(0), min(left, static_cast<int64_t>(size))));
+    }
+};
+
+// No more parts than this: a list of more than PART entries has less than twice as many as would fill whole ones.
+inline int64_t most_parts(int64_t instances) { return 2 * (instances / PART); }
+
+// The tiles' lists. entries: depth key and splat, in no order within a list; sorted: those of parts, in order; parts:
+// place and number of each part of lists that have several; room: entries.
+struct Lists {
+    uint2 *entries, *sorted;
+    int2* parts;
+    int64_t room;
+};
+
+// Each list by depth, then id, then splat, into `splat`. starts: [tiles + 1].
+cudaError_t sort_lists(cudaStream_t stream, const Lists& lists, const int64_t* ids, const Work& work, int64_t tiles,
+                       const int64_t* starts, int* splat);
+
+// Key of a splat that is not drawn.
 constexpr uint32_t BEHIND_ALL = 0xffffffffu;
 
 // Depths are positive, so that their bits have their order. Not-a-number marks a splat that is not drawn.
@@ -124,12 +162,12 @@ struct Tiles {
     __device__ static bool fits(const Span& span) {
         return span.count() <= WARP && span.x0 <= CORNER && span.y0 <= CORNER;
     }
-    __device__ static Tiles in(const Span& span, uint32_t hits) {
-        if (hits == 0) return none();
+    // A span that has tiles, all of them as not listed.
+    __device__ static Tiles in(const Span& span) {
         uint32_t columns = span.x1 - span.x0;
         return {static_cast<uint32_t>(span.x0) | static_cast<uint32_t>(span.y0) << CORNER_BITS |
                     (columns - 1) << 2 * CORNER_BITS,
-                hits};
+                0};
     }
     __device__ static Tiles walked(uint32_t count) { return {WALKED, count}; }
 
@@ -138,8 +176,14 @@ struct Tiles {
     __device__ int x0() const { return span & CORNER; }
     __device__ int y0() const { return span >> CORNER_BITS & CORNER; }
     __device__ int columns() const { return (span >> 2 * CORNER_BITS & (WARP - 1)) + 1; }
+    // Column and row of the i-th tile of the span. i / columns as a product: exact for i < 32 and columns <= 32.
+    __device__ int2 tile(int i) const {
+        int row = i * (((1 << 16) + columns() - 1) / columns()) >> 16;
+        return make_int2(x0() + i - row * columns(), y0() + row);
+    }
     __device__ uint2 words() const { return make_uint2(span, hits); }
 };
 static_assert(2 * 13 + 5 == 31, "corner and columns leave one bit");
 
 inline unsigned whole_blocks(int64_t count) { return static_cast<unsigned>((count + THREADS - 1) / THREADS); }
+inline unsigned whole_chunks(int64_t splats) { return static_cast<unsigned>((splats + CHUNK - 1) / CHUNK); }

@@ -1,4 +1,4 @@
-"""bin_splats: what the kernels of bin.cu and bin_list.cu are given."""
+"""bin_splats: what the kernels of bin.cu, bin_list.cu and bin_sort.cu are given."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from cuda_src.compiled.view import view_of
 from cuda_src.operators import Bins, KernelSet, Room, Splats
 from cuda_src.workspace import Workspace
 
-_MOST_INSTANCES = 1 << 32
-"""The sort counts in 32 bits."""
+_MOST_INSTANCES = 1 << 31
+"""A position among instances is the sum of two numbers of 31 bits: list_instances in bin_list.cu."""
 _PITCH = 64
 """Planes begin at multiples of so many words: 256 bytes."""
-_SPLAT_PLANES = 7
-"""Two depth keys, number, two orders, and two words of tiles: struct Work in bin.cuh."""
-_INSTANCE_PLANES = 3
-"""Two places of a tile, and the splat."""
-_BLOCK = 256
-"""Splats a block: THREADS in config.h."""
-_COUNTS = 4
+_SPLAT_PLANES = 4
+"""Depth key, number of tiles, and two words of tiles: struct Work in bin.cuh."""
+_INSTANCE_PLANES = 4
+"""Depth key and splat of each entry of a list, and those of lists sorted in parts once more."""
+_PART = 4096
+"""Entries of a list that are sorted at once: PART in bin.cuh."""
+_COUNTS = 2
 """Words of struct Counts in bin.cuh."""
 
 
@@ -92,28 +92,21 @@ def bin_splats(
     )  # fmt: skip
     pitch = _pitch(n)
     planes = workspace.take("bin.splats", (_SPLAT_PLANES * pitch,), torch.int32)
-    counts = workspace.take("bin.counts", (_COUNTS + -(-n // _BLOCK),), torch.int64)
-    most = n if room is None else max(n, room.instances)
-    work = Work(address(planes), pitch, address(counts), scratch_for(most, workspace))
+    counts = workspace.take("bin.counts", (_COUNTS + (listed + 1) // 2,), torch.int64)
+    work = Work(address(planes), pitch, address(counts), scratch_for(n, workspace))
     by_splats = ctypes.byref(given), ctypes.byref(work)
-    call("order_splats", device, view, *by_splats, splat_starts)
-    if room is None:
-        instances, unordered = counts[:2].tolist()
-        if unordered:
-            call("order_by_id_first", device, *by_splats)
-        work.scratch = scratch_for(max(n, instances), workspace)
-    else:
-        instances = room.instances
+    call("count_instances", device, view, *by_splats, count(listed), splat_starts)
+    instances = int(counts[0]) if room is None else room.instances
     if instances >= _MOST_INSTANCES:
         raise RuntimeError(f"{instances} tile instances in one view; expected fewer than {_MOST_INSTANCES}")
 
     pitch = _pitch(instances)
-    memory = workspace.take("bin.instances", (_INSTANCE_PLANES * pitch,), torch.int32)
+    memory = workspace.take("bin.instances", (_INSTANCE_PLANES * pitch + 4 * (instances // _PART),), torch.int32)
     splat = workspace.take("bin.splat", (instances,), torch.int32)
     needed = None if room is None else workspace.take("bin.needed", (4,), torch.int64)
     call(
-        "list_bins", device, view, *by_splats, count(instances), count(listed), max(1, (listed - 1).bit_length()),
-        memory, count(pitch), splat, starts, needed,
+        "list_bins", device, view, *by_splats, count(instances), count(listed), memory, count(pitch), splat, starts,
+        needed,
     )  # fmt: skip
     return Bins(listed_tiles, starts, splat, None, splat_starts, needed)
 

@@ -48,7 +48,7 @@ def test_the_second_visit_of_a_view_allocates_nothing(parity, kernels, device):
     assert work.bytes == work_bytes
 
 
-@pytest.mark.parametrize("run", [2, 63, 64, 65, 5000])
+@pytest.mark.parametrize("run", [2, 31, 32, 33, 5000])
 def test_runs_of_equal_depth_of_any_length_are_in_the_order_of_ids(kernels, device, run):
     generator = torch.Generator().manual_seed(run)
     count = 3 * run + 5

@@ -1,0 +1,261 @@
+// Binning, third part: each tile's list by depth, then id, then splat.
+//
+// A block sorts a list, or a part of a long one, in shared memory: a radix sort of 8 bits a pass from the least
+// significant digit on (Merrill & Grimshaw 2011, "High performance and scalable radix sorting"), in which every warp
+// takes a share of the list, so that between two barriers it goes through it by itself. Keys lie still; their order, 16
+// bits a place, is what moves. Only as many bits as the list's depths differ in count, and of these the upper ones: runs
+// that are then alike are short and put in order by comparing, and lists with longer runs are sorted by all bits, and by
+// id first if depths are equal.
+#include "bin.cuh"
+
+constexpr int DIGIT_BITS = 8;
+constexpr int DIGITS = 1 << DIGIT_BITS;
+constexpr int SORT_THREADS = DIGITS;
+constexpr int SORT_WARPS = SORT_THREADS / WARP;
+constexpr int WHOLE_KEY = 32;
+// Places that a warp goes through at least: less, and making its table takes longer than the warp saves.
+constexpr int LEAST_SHARE = 128;
+// Upper bits that leave few runs among so many depths.
+constexpr int SHORT_LIST = 1024;
+constexpr int BITS_OF_SHORT = 2 * DIGIT_BITS;
+constexpr int BITS_OF_LONG = 3 * DIGIT_BITS;
+
+struct Sorting {
+    uint32_t keys[PART];
+    uint16_t orders[2][PART];
+    int table[SORT_WARPS][DIGITS];
+    int sums[SORT_WARPS];
+    uint32_t least, most;
+};
+static_assert(PART <= 1 << 16, "an order has 16 bits a place");
+
+// A list being sorted. Every thread of the block has the same.
+struct Order {
+    Sorting& s;
+    int count;
+    int turn = 0;  // which of the orders is the latest
+    uint32_t least = 0;
+    int shift = 0;  // bits below are not sorted by
+
+    __device__ Order(Sorting& s, int count) : s(s), count(count) {
+        for (int i = threadIdx.x; i < count; i += SORT_THREADS) s.orders[0][i] = static_cast<uint16_t>(i);
+    }
+    __device__ int at(int place) const { return s.orders[turn][place]; }
+    // What places have been sorted by.
+    __device__ uint32_t upper(int place) const { return (s.keys[at(place)] - least) >> shift; }
+
+    // Stably by key_of(entry), by no more than `most_bits` of the bits in which keys differ.
+    template <typename KeyOf>
+    __device__ void sort_by(int most_bits, KeyOf key_of) {
+        __syncthreads();
+        if (threadIdx.x == 0) s.least = 0xffffffffu, s.most = 0;
+        __syncthreads();
+        uint32_t low = 0xffffffffu, high = 0;
+        for (int i = threadIdx.x; i < count; i += SORT_THREADS) {
+            uint32_t key = key_of(i);
+            s.keys[i] = key;
+            low = min(low, key), high = max(high, key);
+        }
+        low = __reduce_min_sync(ALL_LANES, low), high = __reduce_max_sync(ALL_LANES, high);
+        if (lane_index() == 0) {
+            atomicMin(&s.least, low);
+            atomicMax(&s.most, high);
+        }
+        __syncthreads();
+        least = s.least;
+        int width = WHOLE_KEY - __clz(static_cast<int>(s.most - least));
+        shift = max(width - most_bits, 0);
+        for (int bit = shift; bit < width; bit += DIGIT_BITS) sort_by_digit(bit);
+    }
+
+    __device__ void sort_by_digit(int bit) {
+        int warps = min(SORT_WARPS, (count + LEAST_SHARE - 1) / LEAST_SHARE);
+        int share = ((count + warps - 1) / warps + WARP - 1) / WARP * WARP;
+        int first = warp_index() * share, last = min(first + share, count);
+        auto digit = [&](int entry) { return static_cast<int>((s.keys[entry] - least) >> bit & (DIGITS - 1)); };
+        for (int w = 0; w < warps; ++w) s.table[w][threadIdx.x] = 0;
+        __syncthreads();
+        int* own = s.table[warp_index()];
+        for (int place = first + lane_index(); place < last; place += WARP) atomicAdd(own + digit(at(place)), 1);
+        __syncthreads();
+        start_digits(warps);
+        __syncthreads();
+        for (int step = first; step < last; step += WARP) {
+            int place = step + lane_index();
+            bool has = place < last;
+            int entry = at(has ? place : first), its = digit(entry);
+            unsigned alike = peers(its, __ballot_sync(ALL_LANES, has));
+            int to = own[its] + __popc(alike & ((1u << lane_index()) - 1));
+            __syncwarp();
+            if (has) {
+                if (alike >> lane_index() == 1) own[its] = to + 1;
+                s.orders[1 - turn][to] = static_cast<uint16_t>(entry);
+            }
+            __syncwarp();
+        }
+        __syncthreads();
+        turn = 1 - turn;
+    }
+
+    // From counts to where each warp's entries of each digit go: by digit, then warp. A thread has a digit.
+    __device__ void start_digits(int warps) {
+        int own = 0;
+        for (int w = 0; w < warps; ++w) own += s.table[w][threadIdx.x];
+        int end = sum_up_to_lane(own);
+        if (lane_index() == WARP - 1) s.sums[warp_index()] = end;
+        __syncthreads();
+        int begin = end - own;
+        for (int w = 0; w < warp_index(); ++w) begin += s.sums[w];
+        for (int w = 0; w < warps; ++w) {
+            int number = s.table[w][threadIdx.x];
+            s.table[w][threadIdx.x] = begin;
+            begin += number;
+        }
+    }
+
+    // Which of the lanes `having` have this digit.
+    __device__ static unsigned peers(int digit, unsigned having) {
+#pragma unroll
+        for (int bit = 0; bit < DIGIT_BITS; ++bit) {
+            bool set = digit >> bit & 1;
+            unsigned with = __ballot_sync(ALL_LANES, set);
+            having &= set ? with : ~with;
+        }
+        return having;
+    }
+
+    // More than TIE_RUN neighbours are alike in what they have been sorted by.
+    __device__ bool has_long_runs() const {
+        bool found = false;
+        for (int i = TIE_RUN + threadIdx.x; i < count; i += SORT_THREADS) found |= upper(i) == upper(i - TIE_RUN);
+        return __syncthreads_or(found);
+    }
+};
+
+__device__ inline bool comes_before(uint2 a, uint2 b, const int64_t* ids) {
+    if (a.x != b.x) return a.x < b.x;
+    int64_t id = ids[a.y], other = ids[b.y];
+    return id < other || (id == other && a.y < b.y);
+}
+
+// Where the entry at a place belongs: its run of alike ones is put in order by comparing all with all.
+__device__ inline int place_in_run(const Order& order, const uint2* entries, const int64_t* ids, int place) {
+    uint32_t own = order.upper(place);
+    int first = place, last = place;
+    while (first > 0 && order.upper(first - 1) == own) --first;
+    while (last + 1 < order.count && order.upper(last + 1) == own) ++last;
+    if (first == last) return place;
+    uint2 entry = entries[order.at(place)];
+    int to = first;
+    for (int k = first; k <= last; ++k) to += comes_before(entries[order.at(k)], entry, ids);
+    return to;
+}
+
+// The upper half of an id as a key: the sign bit is turned, so that negative ids come first.
+__device__ inline uint32_t upper_half(int64_t id) {
+    return static_cast<uint32_t>(static_cast<uint64_t>(id) >> 32) ^ (1u << 31);
+}
+
+// Blocks up to most_parts sort parts of long lists into `sorted`, the others whole lists into `splat`.
+__global__ void __launch_bounds__(SORT_THREADS, 5) sort_entries(Lists lists, const int64_t* ids, Work work,
+                                                                int64_t most_parts, const int64_t* starts,
+                                                                int* splat) {
+    __shared__ Sorting shared;
+    bool is_part = blockIdx.x < most_parts;
+    if (is_part && blockIdx.x >= work.totals()->parts) return;
+    int2 part = is_part ? lists.parts[blockIdx.x] : make_int2(static_cast<int>(blockIdx.x - most_parts), 0);
+    int64_t begin = starts[part.x], whole = starts[part.x + 1] - begin;
+    if (!is_part && whole > PART) return;
+    Cut cut = Cut::of(whole);
+    int count = cut.size_of(part.y, whole);
+    if (count == 0) return;
+    begin += static_cast<int64_t>(part.y) * cut.size;
+    const uint2* entries = lists.entries + begin;
+
+    Order order(shared, count);
+    bool in_order = false;
+    auto depth_of = [&](int i) { return entries[i].x; };
+    order.sort_by(count <= SHORT_LIST ? BITS_OF_SHORT : BITS_OF_LONG, depth_of);
+    if (order.shift > 0 && order.has_long_runs()) order.sort_by(WHOLE_KEY, depth_of);
+    if (order.shift == 0 && order.has_long_runs()) {
+        order.sort_by(WHOLE_KEY, [&](int i) { return entries[i].y; });
+        order.sort_by(WHOLE_KEY, [&](int i) { return static_cast<uint32_t>(ids[entries[i].y]); });
+        order.sort_by(WHOLE_KEY, [&](int i) { return upper_half(ids[entries[i].y]); });
+        order.sort_by(WHOLE_KEY, depth_of);
+        in_order = true;
+    }
+    for (int i = threadIdx.x; i < count; i += SORT_THREADS) {
+        int to = in_order ? i : place_in_run(order, entries, ids, i);
+        uint2 entry = entries[order.at(i)];
+        if (is_part) {
+            lists.sorted[begin + to] = entry;
+        } else {
+            splat[begin + to] = static_cast<int>(entry.y);
+        }
+    }
+}
+
+constexpr int MERGE_EACH = 8;
+constexpr int MERGE_THREADS = PART / MERGE_EACH;
+
+// A block finds where the entries of its part belong in the list: behind all of the other parts that come before them.
+// A thread has neighbouring entries, so that it searches a part for the first of them and goes on from there.
+__global__ void __launch_bounds__(MERGE_THREADS) merge_parts(Lists lists, const int64_t* ids, Work work,
+                                                             const int64_t* starts, int* splat) {
+    __shared__ uint32_t keys[PART];
+    if (blockIdx.x >= work.totals()->parts) return;
+    int2 part = lists.parts[blockIdx.x];
+    int64_t begin = starts[part.x], whole = starts[part.x + 1] - begin;
+    Cut cut = Cut::of(whole);
+    int first = threadIdx.x * MERGE_EACH, count = cut.size_of(part.y, whole) - first;
+    int64_t own_begin = begin + static_cast<int64_t>(part.y) * cut.size + first;
+    uint2 own[MERGE_EACH];
+    int64_t to[MERGE_EACH];
+#pragma unroll
+    for (int e = 0; e < MERGE_EACH; ++e) {
+        if (e < count) own[e] = lists.sorted[own_begin + e];
+        to[e] = begin + first + e;
+    }
+    for (int number = 0; number < cut.parts; ++number) {
+        if (number == part.y) continue;
+        const uint2* others = lists.sorted + begin + static_cast<int64_t>(number) * cut.size;
+        int size = cut.size_of(number, whole);
+        __syncthreads();
+        for (int i = threadIdx.x; i < size; i += MERGE_THREADS) keys[i] = others[i].x;
+        __syncthreads();
+        if (count <= 0) continue;
+        auto before = [&](int i, const uint2& entry) {
+            return keys[i] != entry.x ? keys[i] < entry.x : comes_before(others[i], entry, ids);
+        };
+        int at = 0, end = size;
+        while (at < end) {
+            int middle = (at + end) / 2;
+            if (before(middle, own[0])) {
+                at = middle + 1;
+            } else {
+                end = middle;
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < MERGE_EACH; ++e) {
+            if (e >= count) break;
+            while (at < size && before(at, own[e])) ++at;
+            to[e] += at;
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < MERGE_EACH; ++e) {
+        if (e < count) splat[to[e]] = static_cast<int>(own[e].y);
+    }
+}
+
+cudaError_t sort_lists(cudaStream_t stream, const Lists& lists, const int64_t* ids, const Work& work, int64_t tiles,
+                       const int64_t* starts, int* splat) {
+    int64_t parts = most_parts(lists.room);
+    sort_entries<<<static_cast<unsigned>(parts + tiles), SORT_THREADS, 0, stream>>>(lists, ids, work, parts, starts,
+                                                                                    splat);
+    CHECK(cudaGetLastError());
+    if (parts == 0) return cudaSuccess;
+    merge_parts<<<static_cast<unsigned>(parts), MERGE_THREADS, 0, stream>>>(lists, ids, work, starts, splat);
+    return cudaGetLastError();
+}
