@@ -59,13 +59,10 @@ __global__ void __launch_bounds__(THREADS) count_tiles(Listing listing, Given gi
         bool in_use = splat < live;
         Record record(given.records, in_use ? splat : 0);
         uint32_t key = in_use ? depth_key(record.depth()) : BEHIND_ALL;
-        Footprint f = {};
-        Span span = {0, 0, 0, 0};
-        if (key != BEHIND_ALL) {
-            f = footprint_of(listing.view, record.values);
-            span = span_of(listing.view, f);
-        }
-        bool fits = Tiles::fits(span), any = span.count() > 0;
+        // Of whatever there is, so that the whole record is on the way at once.
+        Footprint f = footprint_of(listing.view, record.values);
+        Span span = span_of(listing.view, f);
+        bool fits = Tiles::fits(span), any = key != BEHIND_ALL && span.count() > 0;
         Tiles found = any && fits ? Tiles::in(span) : Tiles::none();
         found.hits = test_evenly(listing, f, record.depth(), found, any && fits ? span.count() : 0, count);
         unsigned wide = __ballot_sync(ALL_LANES, any && !fits);

@@ -176,9 +176,9 @@ struct Tiles {
     __device__ int x0() const { return span & CORNER; }
     __device__ int y0() const { return span >> CORNER_BITS & CORNER; }
     __device__ int columns() const { return (span >> 2 * CORNER_BITS & (WARP - 1)) + 1; }
-    // Column and row of the i-th tile of the span. i / columns as a product: exact for i < 32 and columns <= 32.
+    // Column and row of the i-th tile of the span. Half a tile keeps the quotient away from whole numbers by 1/64.
     __device__ int2 tile(int i) const {
-        int row = i * (((1 << 16) + columns() - 1) / columns()) >> 16;
+        int row = static_cast<int>(__fmul_rn(i + 0.5f, inverse_fast(static_cast<float>(columns()))));
         return make_int2(x0() + i - row * columns(), y0() + row);
     }
     __device__ uint2 words() const { return make_uint2(span, hits); }

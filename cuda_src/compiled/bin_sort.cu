@@ -37,20 +37,20 @@ struct Order {
     uint32_t least = 0;
     int shift = 0;  // bits below are not sorted by
 
-    __device__ Order(Sorting& s, int count) : s(s), count(count) {
-        for (int i = threadIdx.x; i < count; i += SORT_THREADS) s.orders[0][i] = static_cast<uint16_t>(i);
-    }
+    __device__ Order(Sorting& s, int count) : s(s), count(count) {}
     __device__ int at(int place) const { return s.orders[turn][place]; }
     // What places have been sorted by.
     __device__ uint32_t upper(int place) const { return (s.keys[at(place)] - least) >> shift; }
 
-    // Stably by key_of(entry), by no more than `most_bits` of the bits in which keys differ.
+    // By key_of(entry), by no more than `most_bits` of the bits in which keys differ. afresh: whatever the order was; if
+    // not, equal keys keep theirs.
     template <typename KeyOf>
-    __device__ void sort_by(int most_bits, KeyOf key_of) {
+    __device__ void sort_by(int most_bits, bool afresh, KeyOf key_of) {
         __syncthreads();
         if (threadIdx.x == 0) s.least = 0xffffffffu, s.most = 0;
         __syncthreads();
         uint32_t low = 0xffffffffu, high = 0;
+#pragma unroll 4
         for (int i = threadIdx.x; i < count; i += SORT_THREADS) {
             uint32_t key = key_of(i);
             s.keys[i] = key;
@@ -65,25 +65,50 @@ struct Order {
         least = s.least;
         int width = WHOLE_KEY - __clz(static_cast<int>(s.most - least));
         shift = max(width - most_bits, 0);
-        for (int bit = shift; bit < width; bit += DIGIT_BITS) sort_by_digit(bit);
+        if (afresh) spread_by_digit(shift);
+        for (int bit = shift + (afresh ? DIGIT_BITS : 0); bit < width; bit += DIGIT_BITS) sort_by_digit(bit);
+    }
+
+    __device__ int digit(int entry, int bit) const {
+        return static_cast<int>((s.keys[entry] - least) >> bit & (DIGITS - 1));
+    }
+
+    // The first digit of all need not keep an order, so that entries take their places as they come.
+    __device__ void spread_by_digit(int bit) {
+        int* table = s.table[0];
+        table[threadIdx.x] = 0;
+        __syncthreads();
+#pragma unroll 1
+        for (int i = threadIdx.x; i < count; i += SORT_THREADS) atomicAdd(table + digit(i, bit), 1);
+        __syncthreads();
+        start_digits(1);
+        __syncthreads();
+#pragma unroll 1
+        for (int i = threadIdx.x; i < count; i += SORT_THREADS) {
+            s.orders[1 - turn][atomicAdd(table + digit(i, bit), 1)] = static_cast<uint16_t>(i);
+        }
+        __syncthreads();
+        turn = 1 - turn;
     }
 
     __device__ void sort_by_digit(int bit) {
         int warps = min(SORT_WARPS, (count + LEAST_SHARE - 1) / LEAST_SHARE);
         int share = ((count + warps - 1) / warps + WARP - 1) / WARP * WARP;
         int first = warp_index() * share, last = min(first + share, count);
-        auto digit = [&](int entry) { return static_cast<int>((s.keys[entry] - least) >> bit & (DIGITS - 1)); };
+#pragma unroll 1
         for (int w = 0; w < warps; ++w) s.table[w][threadIdx.x] = 0;
         __syncthreads();
         int* own = s.table[warp_index()];
-        for (int place = first + lane_index(); place < last; place += WARP) atomicAdd(own + digit(at(place)), 1);
+#pragma unroll 1
+        for (int place = first + lane_index(); place < last; place += WARP) atomicAdd(own + digit(at(place), bit), 1);
         __syncthreads();
         start_digits(warps);
         __syncthreads();
+#pragma unroll 1
         for (int step = first; step < last; step += WARP) {
             int place = step + lane_index();
             bool has = place < last;
-            int entry = at(has ? place : first), its = digit(entry);
+            int entry = at(has ? place : first), its = digit(entry, bit);
             unsigned alike = peers(its, __ballot_sync(ALL_LANES, has));
             int to = own[its] + __popc(alike & ((1u << lane_index()) - 1));
             __syncwarp();
@@ -100,12 +125,15 @@ struct Order {
     // From counts to where each warp's entries of each digit go: by digit, then warp. A thread has a digit.
     __device__ void start_digits(int warps) {
         int own = 0;
+#pragma unroll 2
         for (int w = 0; w < warps; ++w) own += s.table[w][threadIdx.x];
         int end = sum_up_to_lane(own);
         if (lane_index() == WARP - 1) s.sums[warp_index()] = end;
         __syncthreads();
         int begin = end - own;
+#pragma unroll 2
         for (int w = 0; w < warp_index(); ++w) begin += s.sums[w];
+#pragma unroll 2
         for (int w = 0; w < warps; ++w) {
             int number = s.table[w][threadIdx.x];
             s.table[w][threadIdx.x] = begin;
@@ -127,6 +155,7 @@ struct Order {
     // More than TIE_RUN neighbours are alike in what they have been sorted by.
     __device__ bool has_long_runs() const {
         bool found = false;
+#pragma unroll 1
         for (int i = TIE_RUN + threadIdx.x; i < count; i += SORT_THREADS) found |= upper(i) == upper(i - TIE_RUN);
         return __syncthreads_or(found);
     }
@@ -147,13 +176,20 @@ __device__ inline int place_in_run(const Order& order, const uint2* entries, con
     if (first == last) return place;
     uint2 entry = entries[order.at(place)];
     int to = first;
+#pragma unroll 1
     for (int k = first; k <= last; ++k) to += comes_before(entries[order.at(k)], entry, ids);
     return to;
 }
 
-// The upper half of an id as a key: the sign bit is turned, so that negative ids come first.
-__device__ inline uint32_t upper_half(int64_t id) {
-    return static_cast<uint32_t>(static_cast<uint64_t>(id) >> 32) ^ (1u << 31);
+// What a list is sorted by, one after the other as far as it takes: by depth alone unless many depths are equal.
+enum Key { UPPER_DEPTH, DEPTH, SPLAT, LOWER_ID, UPPER_ID, LAST_DEPTH };
+
+__device__ inline uint32_t key_of(uint2 entry, int key, const int64_t* ids) {
+    if (key == SPLAT) return entry.y;
+    if (key == LOWER_ID) return static_cast<uint32_t>(ids[entry.y]);
+    // The sign bit is turned, so that negative ids come first.
+    if (key == UPPER_ID) return static_cast<uint32_t>(static_cast<uint64_t>(ids[entry.y]) >> 32) ^ (1u << 31);
+    return entry.x;
 }
 
 // Blocks up to most_parts sort parts of long lists into `sorted`, the others whole lists into `splat`.
@@ -173,17 +209,16 @@ __global__ void __launch_bounds__(SORT_THREADS, 5) sort_entries(Lists lists, con
     const uint2* entries = lists.entries + begin;
 
     Order order(shared, count);
-    bool in_order = false;
-    auto depth_of = [&](int i) { return entries[i].x; };
-    order.sort_by(count <= SHORT_LIST ? BITS_OF_SHORT : BITS_OF_LONG, depth_of);
-    if (order.shift > 0 && order.has_long_runs()) order.sort_by(WHOLE_KEY, depth_of);
-    if (order.shift == 0 && order.has_long_runs()) {
-        order.sort_by(WHOLE_KEY, [&](int i) { return entries[i].y; });
-        order.sort_by(WHOLE_KEY, [&](int i) { return static_cast<uint32_t>(ids[entries[i].y]); });
-        order.sort_by(WHOLE_KEY, [&](int i) { return upper_half(ids[entries[i].y]); });
-        order.sort_by(WHOLE_KEY, depth_of);
-        in_order = true;
+    int key = UPPER_DEPTH;
+#pragma unroll 1
+    while (true) {
+        int bits = key != UPPER_DEPTH ? WHOLE_KEY : count <= SHORT_LIST ? BITS_OF_SHORT : BITS_OF_LONG;
+        order.sort_by(bits, key <= SPLAT, [&](int i) { return key_of(entries[i], key, ids); });
+        if (key == LAST_DEPTH || (key <= DEPTH && !order.has_long_runs())) break;
+        key = key == UPPER_DEPTH && order.shift == 0 ? SPLAT : key + 1;
     }
+    bool in_order = key == LAST_DEPTH;
+#pragma unroll 1
     for (int i = threadIdx.x; i < count; i += SORT_THREADS) {
         int to = in_order ? i : place_in_run(order, entries, ids, i);
         uint2 entry = entries[order.at(i)];
