@@ -39,6 +39,7 @@ class StrategyInfo:
     lacks: of options and a resolved device, what the options need and that device has not; None when it has all.
     refuses: of options, ranks and batch, why these do not go together; None when they do.
     refuses_training: the same of options and training settings.
+    remark: of options and ranks, what readers of a figure must know of how it ran; None mostly. Records keep it.
     """
 
     name: str
@@ -52,6 +53,7 @@ class StrategyInfo:
     lacks: Callable[[Any, str], str | None] = lambda options, device: None
     refuses: Callable[[Any, int, int], str | None] = lambda options, ranks, batch: None
     refuses_training: Callable[[Any, Training], str | None] = lambda options, training: None
+    remark: Callable[[Any, int], str | None] = lambda options, ranks: None
 
     def load(self) -> type[Any]:
         """The Strategy class; imports torch."""

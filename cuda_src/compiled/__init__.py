@@ -7,6 +7,7 @@ from cuda_src.compiled.adam import adam_rows, project_backward_adam
 from cuda_src.compiled.binning import bin_splats
 from cuda_src.compiled.bounds import bound_groups, groups_seen, widen_groups
 from cuda_src.compiled.exchange import (
+    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
@@ -25,6 +26,7 @@ __all__ = [
     "bin_splats",
     "bound_groups",
     "densification_statistics",
+    "flag_gradients",
     "groups_seen",
     "keep_records",
     "l1_ssim",

@@ -187,3 +187,7 @@ static_assert(2 * 13 + 5 == 31, "corner and columns leave one bit");
 
 inline unsigned whole_blocks(int64_t count) { return static_cast<unsigned>((count + THREADS - 1) / THREADS); }
 inline unsigned whole_chunks(int64_t splats) { return static_cast<unsigned>((splats + CHUNK - 1) / CHUNK); }
+
+// The first part of binning, in bin.cu.
+EXPORT int count_instances(Queue queue, const View* view, const Given* given, const Work* work, int64_t tiles,
+                           int64_t* splat_starts);

@@ -143,3 +143,11 @@ EXPORT int list_bins(Queue queue, const View* view, const Given* given, const Wo
     CHECK(cudaGetLastError());
     return sort_lists(stream, lists, given->ids, *work, tiles, starts, splat);
 }
+
+// All of binning, where the sizes are those of a room.
+EXPORT int bin_view(Queue queue, const View* view, const Given* given, const Work* work, int64_t instances,
+                    int64_t tiles, uint32_t* memory, int64_t pitch, int* splat, int64_t* starts, int64_t* needed) {
+    int failed = count_instances(queue, view, given, work, tiles, nullptr);
+    if (failed) return failed;
+    return list_bins(queue, view, given, work, instances, tiles, memory, pitch, splat, starts, needed);
+}

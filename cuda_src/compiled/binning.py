@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 
 from cuda_src.camera import Camera
-from cuda_src.compiled.bindings import address, call, count
+from cuda_src.compiled.bindings import ReplayedLaunch, address, call, count
 from cuda_src.compiled.raster import aligned_records, as_real
 from cuda_src.compiled.scratch import Scratch, scratch_for
 from cuda_src.compiled.view import view_of
@@ -68,7 +69,7 @@ def bin_splats(
 
     A fixed order of sums by splat is not kept: raster_backward adds with atomics.
     """
-    device, n, view = splats.records.device, splats.count, ctypes.byref(view_of(kernels, camera))
+    device, n = splats.records.device, splats.count
     if room is not None and (splats.live is None or n != room.splats):
         raise ValueError(f"a room for {room.splats} splats, but they are {n} and were projected without it")
     places = None
@@ -77,38 +78,94 @@ def bin_splats(
         places = workspace.take("bin.places", (camera.tiles,), torch.int32)
         call("list_tiles", device, tiles, count(len(tiles)), places, count(camera.tiles))
     listed = camera.tiles if tiles is None else len(tiles)
-    listed_tiles = workspace.numbers(camera.tiles) if tiles is None else tiles
-    starts = workspace.take("bin.starts", (listed + 1,), torch.int64)
-    splat_starts = None if room is not None else workspace.take("bin.splat_starts", (n + 1,), torch.int64)
-    if splat_starts is not None and (n == 0 or listed == 0):
+    if room is None and (n == 0 or listed == 0):
         none = workspace.take("bin.splat", (0,), torch.int32)
-        return Bins(listed_tiles, starts.zero_(), none, None, splat_starts.zero_())
+        starts = workspace.zeros("bin.starts", (listed + 1,), torch.int64)
+        splat_starts = workspace.zeros("bin.splat_starts", (n + 1,), torch.int64)
+        return Bins(_listed_tiles(camera, tiles, workspace), starts, none, None, splat_starts)
 
-    records, ids = aligned_records(splats.records, workspace), splats.ids.contiguous()
+    ids = splats.ids.contiguous()
     subtiles, depth_limit = None if subtiles is None else subtiles.contiguous(), as_real(depth_limit)
-    given = Given(
-        records.data_ptr(), address(ids), n, address(splats.live), address(splats.overflow),
-        address(places), address(subtiles), address(depth_limit),
+    given = (
+        aligned_records(splats.records, workspace).data_ptr(), address(ids), n, address(splats.live),
+        address(splats.overflow), address(places), address(subtiles), address(depth_limit),
     )  # fmt: skip
-    pitch = _pitch(n)
-    planes = workspace.take("bin.splats", (_SPLAT_PLANES * pitch,), torch.int32)
-    counts = workspace.take("bin.counts", (_COUNTS + (listed + 1) // 2,), torch.int64)
-    work = Work(address(planes), pitch, address(counts), scratch_for(n, workspace))
-    by_splats = ctypes.byref(given), ctypes.byref(work)
-    call("count_instances", device, view, *by_splats, count(listed), splat_starts)
-    instances = int(counts[0]) if room is None else room.instances
-    if instances >= _MOST_INSTANCES:
-        raise RuntimeError(f"{instances} tile instances in one view; expected fewer than {_MOST_INSTANCES}")
+    if room is None:
+        return _binned_exactly(kernels, Given(*given), camera, workspace, tiles, listed)
+    key = "bin", view_of(kernels, camera), *given, listed, address(tiles), room.instances
+    bins, launch = workspace.kept(
+        key, lambda: _prepared(kernels, Given(*given), camera, workspace, tiles, listed, room)
+    )
+    launch()
+    return bins
 
+
+def _prepared(
+    kernels: KernelSet,
+    given: Given,
+    camera: Camera,
+    workspace: Workspace,
+    tiles: torch.Tensor | None,
+    listed: int,
+    room: Room,
+) -> tuple[Bins, ReplayedLaunch]:
+    """Bins of the room's size, and what fills them."""
+    _check(room.instances)
+    work = _work(given.splats, listed, workspace)
+    needed = workspace.take("bin.needed", (4,), torch.int64)
+    starts, splat, lists = _lists(room.instances, listed, workspace)
+    launch = ReplayedLaunch(
+        "bin_view", starts.device, ctypes.byref(view_of(kernels, camera)), ctypes.byref(given), ctypes.byref(work),
+        *lists, needed,
+    )  # fmt: skip
+    return Bins(_listed_tiles(camera, tiles, workspace), starts, splat, None, None, needed), launch
+
+
+def _binned_exactly(
+    kernels: KernelSet, given: Given, camera: Camera, workspace: Workspace, tiles: torch.Tensor | None, listed: int
+) -> Bins:
+    """The instances are counted, and lists made of their number."""
+    n = given.splats
+    splat_starts = workspace.take("bin.splat_starts", (n + 1,), torch.int64)
+    device = splat_starts.device
+    work = _work(n, listed, workspace)
+    view, by_splats = ctypes.byref(view_of(kernels, camera)), (ctypes.byref(given), ctypes.byref(work))
+    call("count_instances", device, view, *by_splats, count(listed), splat_starts)
+    instances = int(workspace.take("bin.counts", _counts_of(listed), torch.int64)[0])
+    _check(instances)
+    starts, splat, lists = _lists(instances, listed, workspace)
+    call("list_bins", device, view, *by_splats, *lists, None)
+    return Bins(_listed_tiles(camera, tiles, workspace), starts, splat, None, splat_starts)
+
+
+def _listed_tiles(camera: Camera, tiles: torch.Tensor | None, workspace: Workspace) -> torch.Tensor:
+    return workspace.numbers(camera.tiles) if tiles is None else tiles
+
+
+def _counts_of(listed: int) -> tuple[int]:
+    """Shape of Work.counts, with an int32 for each listed tile."""
+    return (_COUNTS + -(-listed // 2),)
+
+
+def _work(splats: int, listed: int, workspace: Workspace) -> Work:
+    pitch = _pitch(splats)
+    planes = workspace.take("bin.splats", (_SPLAT_PLANES * pitch,), torch.int32)
+    counts = workspace.take("bin.counts", _counts_of(listed), torch.int64)
+    return Work(address(planes), pitch, address(counts), scratch_for(splats, workspace))
+
+
+def _lists(instances: int, listed: int, workspace: Workspace) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
+    """starts and splat of Bins, and the arguments by which `list_bins` is given them."""
     pitch = _pitch(instances)
     memory = workspace.take("bin.instances", (_INSTANCE_PLANES * pitch + 4 * (instances // _PART),), torch.int32)
+    starts = workspace.take("bin.starts", (listed + 1,), torch.int64)
     splat = workspace.take("bin.splat", (instances,), torch.int32)
-    needed = None if room is None else workspace.take("bin.needed", (4,), torch.int64)
-    call(
-        "list_bins", device, view, *by_splats, count(instances), count(listed), memory, count(pitch), splat, starts,
-        needed,
-    )  # fmt: skip
-    return Bins(listed_tiles, starts, splat, None, splat_starts, needed)
+    return starts, splat, (count(instances), count(listed), memory, count(pitch), splat, starts)
+
+
+def _check(instances: int) -> None:
+    if instances >= _MOST_INSTANCES:
+        raise RuntimeError(f"{instances} tile instances in one view; expected fewer than {_MOST_INSTANCES}")
 
 
 def _pitch(items: int) -> int:

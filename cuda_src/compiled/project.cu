@@ -40,6 +40,17 @@ __device__ bool is_visible(const View& view, const float* gaussian) {
     return shape_record(view, gaussian, record) && touches_a_tile(view, record);
 }
 
+// Which rows are visible, a group of 32 at a time, and memory to find that out.
+struct Visible {
+    unsigned* words;  // a bit a row
+    int* counts;      // bits set of each word
+    int64_t* ends;    // bits set up to and with each word
+    int* groups;      // that have any, among others of -1
+    int* listed;      // how many `groups` has
+    int* candidates;  // [groups + 1], the last counts them; null without bounds
+    Scratch scratch;
+};
+
 // Groups of rows that culling looks at: those in a list, in no order, or all of them where there are no bounds.
 struct Candidates {
     const int* groups;  // null for all
@@ -50,30 +61,32 @@ struct Candidates {
 
 // The groups that may be seen, and an empty word for each of the others; `cull` writes those of the candidates.
 __global__ void __launch_bounds__(THREADS) choose_groups(ViewVolume volume, const float* bounds, int64_t count,
-                                                         unsigned* words, int* counts, int* candidates, int* chosen) {
+                                                         Visible visible, int* chosen) {
     int64_t group = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     bool has = group < groups_of(count), candidate = has && group_may_be_seen(volume, bound_at(bounds, group));
     if (has && !candidate) {
-        words[group] = 0u;
-        counts[group] = 0;
+        visible.words[group] = 0u;
+        visible.counts[group] = 0;
     }
-    append(candidate, static_cast<int>(group), candidates, chosen);
+    append(candidate, static_cast<int>(group), visible.candidates, chosen);
 }
 
-// A warp looks at a group: a word of visibility bits, and how many are set. groups: by candidate, the group if any of its
-// rows is seen, else -1; listed: how many candidates there are.
+// A warp looks at a group. groups: by candidate, the group if any of its rows is seen, else -1. status: cleared for
+// make_splats.
 __global__ void __launch_bounds__(THREADS) cull(View view, const float* parameters, int64_t count,
-                                                Candidates candidates, unsigned* words, int* counts, int* groups,
-                                                int* listed) {
+                                                Candidates candidates, Visible visible, int64_t* status) {
     int size = candidates.size(count), warps = gridDim.x * (THREADS / WARP);
-    if (blockIdx.x == 0 && threadIdx.x == 0) *listed = size;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        *visible.listed = size;
+        status[0] = status[1] = 0;
+    }
     for (int k = blockIdx.x * (THREADS / WARP) + warp_index(); k < size; k += warps) {
         int64_t group = candidates.at(k), row = group * WARP + lane_index();
         unsigned word = __ballot_sync(ALL_LANES, row < count && is_visible(view, parameters + row * PARAMETERS));
         if (lane_index() == 0) {
-            words[group] = word;
-            counts[group] = __popc(word);
-            groups[k] = word != 0u ? static_cast<int>(group) : -1;
+            visible.words[group] = word;
+            visible.counts[group] = __popc(word);
+            visible.groups[k] = word != 0u ? static_cast<int>(group) : -1;
         }
     }
 }
@@ -101,15 +114,6 @@ __device__ void colour_record(const View& view, const float* gaussian, int degre
         record[RECORD_COLOUR + colour] = value < 0.f ? 0.f : value;
     }
 }
-
-// Which rows are visible, as `cull` leaves it: a word of bits for a group of 32, how many bits there are up to and with
-// each word, and the numbers of the groups that have any, among others of -1.
-struct Visible {
-    const unsigned* words;
-    const int64_t* ends;
-    const int* groups;
-    const int* listed;
-};
 
 // Where splats go: as many as there is room for. status[0]: how many there are; status[1]: how many of them are not
 // finite after all, whose colour only this kernel sees. overflow: set if there is no room for all; may be null.
@@ -172,34 +176,40 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
     }
 }
 
-// Which Gaussians are visible: a word for a group of 32 rows, in `ends` how many there are up to and with each word, and
-// the groups that have any, -1 among them, `listed` in all. volume and bounds: null to look at every row; candidates,
-// [groups + 1], to work with.
-EXPORT int cull_gaussians(Queue queue, const View* view, const ViewVolume* volume, const float* parameters,
-                          const float* bounds, int64_t count, Scratch scratch, int* candidates, unsigned* words,
-                          int* counts, int64_t* ends, int* groups, int* listed) {
+// The splats of the rows that are known to be visible. target->status: zeros before.
+static cudaError_t make(Queue queue, const View* view, const float* parameters, const int64_t* ids, int64_t count,
+                        int degree, const Visible* visible, const Target* target) {
+    int blocks = blocks_for(count, STAGE_THREADS);
+    make_splats<<<blocks, STAGE_THREADS, 0, queue.stream>>>(*view, parameters, ids, count, degree, *visible, *target);
+    return cudaGetLastError();
+}
+
+// Which Gaussians are visible, and their splats. volume and bounds: null to look at every row.
+EXPORT int project_gaussians(Queue queue, const View* view, const ViewVolume* volume, const float* bounds,
+                             const float* parameters, const int64_t* ids, int64_t count, int degree,
+                             const Visible* visible, const Target* target) {
     CHECK(cudaSetDevice(queue.device));
     int64_t all = groups_of(count);
     Candidates looked_at = {nullptr, nullptr};
     if (bounds != nullptr) {
-        int* chosen = candidates + all;
+        int* chosen = visible->candidates + all;
         CHECK(cudaMemsetAsync(chosen, 0, sizeof(int), queue.stream));
         choose_groups<<<static_cast<unsigned>((all + THREADS - 1) / THREADS), THREADS, 0, queue.stream>>>(
-            *volume, bounds, count, words, counts, candidates, chosen);
+            *volume, bounds, count, *visible, chosen);
         CHECK(cudaGetLastError());
-        looked_at = {candidates, chosen};
+        looked_at = {visible->candidates, chosen};
     }
-    cull<<<blocks_for(all, THREADS / WARP), THREADS, 0, queue.stream>>>(*view, parameters, count, looked_at, words,
-                                                                       counts, groups, listed);
+    cull<<<blocks_for(all, THREADS / WARP), THREADS, 0, queue.stream>>>(*view, parameters, count, looked_at, *visible,
+                                                                       target->status);
     CHECK(cudaGetLastError());
-    return prefix_sums(queue.stream, scratch, counts, ends, all);
+    CHECK(prefix_sums(queue.stream, visible->scratch, visible->counts, visible->ends, all));
+    return make(queue, view, parameters, ids, count, degree, visible, target);
 }
 
+// Again the splats of the rows that project_gaussians found, now that there is room for them.
 EXPORT int project_visible(Queue queue, const View* view, const float* parameters, const int64_t* ids, int64_t count,
                            int degree, const Visible* visible, const Target* target) {
     CHECK(cudaSetDevice(queue.device));
     CHECK(cudaMemsetAsync(target->status, 0, 2 * sizeof(int64_t), queue.stream));
-    int blocks = blocks_for(count, STAGE_THREADS);
-    make_splats<<<blocks, STAGE_THREADS, 0, queue.stream>>>(*view, parameters, ids, count, degree, *visible, *target);
-    return cudaGetLastError();
+    return make(queue, view, parameters, ids, count, degree, visible, target);
 }

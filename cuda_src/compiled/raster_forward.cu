@@ -281,8 +281,7 @@ EXPORT int raster_forward(Queue queue, const View* view, const int* tiles, int64
     if (count == 0) return cudaSuccess;
     int64_t cleared = 0, bytes = 0;
     Segments segments = segments_in(segment_memory, count, instances, &cleared, &bytes);
-    CHECK(cudaMemsetAsync(segment_memory, 0, cleared, queue.stream));
-    CHECK(plan_segments(queue.stream, segments, tiles, count, starts));
+    CHECK(plan_segments(queue.stream, segments, cleared, tiles, count, starts));
     Given given = {start_transmittance, subtiles, reinterpret_cast<const float2*>(depth_range), background,
                    background_stride};
     Pictures pictures = {colour, transmittance, depth, stopped, last, stop_depth};

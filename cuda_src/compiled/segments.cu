@@ -80,17 +80,21 @@ struct Places {
         slots = sum_up_to_lane(slots);
         if (lane < WARP - 1) return;
         slot = slots;
-        if (blockIdx.x == 0) segments.head[1] = end, segments.head[2] = second;
+        if (blockIdx.x == 0) *reinterpret_cast<int4*>(segments.head) = make_int4(0, end, second, 0);
     }
 };
 
 // A block counts the lists of all tiles, which takes less than to wait for others to have counted theirs, and writes the
 // segments of its own.
-__global__ void __launch_bounds__(PLAN_THREADS) plan(Segments segments, const int* tiles, int count,
+__global__ void __launch_bounds__(PLAN_THREADS) plan(Segments segments, int cleared, const int* tiles, int count,
                                                      const int64_t* starts) {
     __shared__ Census all, before;
     __shared__ Places places;
     int own_first = blockIdx.x * PLANNED;
+    // The first words are the head's, which one block writes whole.
+    int4* words = reinterpret_cast<int4*>(segments.head);
+    int threads = gridDim.x * PLAN_THREADS;
+    for (int i = 1 + blockIdx.x * PLAN_THREADS + threadIdx.x; i < cleared; i += threads) words[i] = make_int4(0, 0, 0, 0);
     all.clear();
     before.clear();
     __syncthreads();
@@ -147,10 +151,11 @@ Segments segments_in(void* memory, int64_t tiles, int64_t instances, int64_t* cl
     return {head,  head + 4, head + 4 + slots, head + 4 + 2 * slots, first, reinterpret_cast<float*>(first + items)};
 }
 
-cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, const int* tiles, int64_t count,
-                          const int64_t* starts) {
+cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, int64_t cleared, const int* tiles,
+                          int64_t count, const int64_t* starts) {
+    int words = static_cast<int>(cleared / static_cast<int64_t>(sizeof(int4)));
     unsigned blocks = static_cast<unsigned>((count + PLANNED - 1) / PLANNED);
-    plan<<<blocks, PLAN_THREADS, 0, stream>>>(segments, tiles, static_cast<int>(count), starts);
+    plan<<<blocks, PLAN_THREADS, 0, stream>>>(segments, words, tiles, static_cast<int>(count), starts);
     return cudaGetLastError();
 }
 

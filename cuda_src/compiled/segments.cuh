@@ -56,12 +56,12 @@ struct Segments {
 inline int64_t most_segments(int64_t tiles, int64_t instances) { return tiles + instances / SEGMENT; }
 inline int64_t most_slots(int64_t instances) { return instances / SEGMENT + instances / WHOLE_LIST; }
 
-// How memory of `segment_bytes` is divided; the first `cleared` bytes must be zero before a list is planned.
+// How memory of `segment_bytes` is divided; the first `cleared` bytes, whole words of 16, are zero once lists are planned.
 Segments segments_in(void* memory, int64_t tiles, int64_t instances, int64_t* cleared, int64_t* bytes);
 
-// Fill in the items. starts: [tiles + 1].
-cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, const int* tiles, int64_t count,
-                          const int64_t* starts);
+// Clear what is to be zero, and fill in the items. starts: [tiles + 1].
+cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, int64_t cleared, const int* tiles,
+                          int64_t count, const int64_t* starts);
 
 // A pixel where nothing more may be blended is marked by the sign bit of its transmittance.
 __device__ inline bool is_dark(float left) { return __float_as_int(left) < 0; }

@@ -18,6 +18,7 @@ from cuda_src.portable.loss import l1_ssim  # noqa: E402
 from cuda_src.portable.projection import project, project_backward  # noqa: E402
 from cuda_src.portable.statistics import densification_statistics  # noqa: E402
 from cuda_src.reference.exchange import (  # noqa: E402  On its own tile lists; the rest is copies.
+    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
@@ -32,6 +33,7 @@ __all__ = [
     "bin_splats",
     "compile_all",
     "densification_statistics",
+    "flag_gradients",
     "keep_records",
     "l1_ssim",
     "pack_gradients",

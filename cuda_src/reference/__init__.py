@@ -8,6 +8,7 @@ from cuda_src.reference.adam import adam_rows
 from cuda_src.reference.binning import bin_splats
 from cuda_src.reference.bounds import bound_groups, groups_seen, widen_groups
 from cuda_src.reference.exchange import (
+    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
@@ -27,6 +28,7 @@ __all__ = [
     "bin_splats",
     "bound_groups",
     "densification_statistics",
+    "flag_gradients",
     "groups_seen",
     "keep_records",
     "l1_ssim",

@@ -14,10 +14,14 @@ import torch
 
 from cuda_src.camera import Camera
 from strategies.distribution.communicator import Communicator, Pending
-from strategies.distribution.regions import Regions, Unit, cut_regions
+from strategies.distribution.regions import Regions, Unit, cut_regions, largest_share
 from strategies.distribution.tile_costs import TileCosts
 
 STAGE = "balance"
+WORTH_A_CUT = 0.01
+"""Share by which new cuts have to make the largest segment smaller to take the place of a batch's last ones."""
+MOST_BATCHES = 4096
+"""Whose cuts are kept: shuffled batches of several views seldom come again."""
 _NANOSECONDS = 1e9
 
 
@@ -45,6 +49,7 @@ class Balance:
         self._cost = cost
         self._batches = batches
         self._costs = TileCosts()
+        self._last: dict[tuple[int, ...], Regions] = {}
         self._lessons: deque[_Lesson] = deque()
         self._timed: tuple[tuple[int, ...], Regions, Callable[[], float]] | None = None
 
@@ -55,7 +60,17 @@ class Balance:
         costs = self._costs.of(views, cameras)
         if not self._learns(len(views)):
             costs = [torch.ones(c.tiles) for c in cameras]
-        return cut_regions(cameras, costs, self._comm.ranks, self._unit)
+        best = cut_regions(cameras, costs, self._comm.ranks, self._unit)
+        # What is known of a batch goes by its cuts, so they stay while others would hardly be better.
+        last = self._last.get(tuple(views))
+        if last is not None and last.cameras == best.cameras:
+            total = torch.cat(costs)
+            if largest_share(last, total) <= (1 + WORTH_A_CUT) * largest_share(best, total):
+                return last
+        if len(self._last) >= MOST_BATCHES:
+            self._last.clear()
+        self._last[tuple(views)] = best
+        return best
 
     def learn(
         self,

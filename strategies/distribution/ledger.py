@@ -37,6 +37,11 @@ class Ledger:
         if not over_link:
             self._enter(self.beside_link, stage, source, bytes_to)
 
+    def add_unused(self, stage: str, source: int, bytes_to: Sequence[int]) -> None:
+        """Bytes of a collective already entered that turn out to have held nothing: they are padding, not payload."""
+        self._enter(self.payload, stage, source, [-n for n in bytes_to])
+        self._enter(self.metadata, stage, source, bytes_to)
+
     def over_link(self) -> torch.Tensor:
         """Payload and metadata that the engine moved between devices, [places, places] int64, diagonal included."""
         total = torch.zeros((self.places, self.places), dtype=torch.int64)

@@ -65,8 +65,9 @@ class Push(GradientReturn):
     def collect(self, view: int, owner: int) -> torch.Tensor:
         totals = self._totals(view, owner)
         for place in range(self.places):
-            slots = self.route.slots(view, owner, place)
-            self._add(totals, view, owner, place, self.route.inboxes[view][place][slots])
+            slots = self.route.inboxes[view][place][self.route.slots(view, owner, place)]
+            # Whole slots of another GPU, so that the link moves whole sectors.
+            self._add(totals, view, owner, place, slots.to(totals.device, non_blocking=True))
         return totals
 
     def moved_bytes(self, frames: Frames) -> torch.Tensor:
@@ -91,7 +92,8 @@ class RemoteAtomic(GradientReturn):
         totals = self._totals(view, owner)
         for place, waiting in enumerate(self._waiting):
             if view in waiting:
-                self._add(totals, view, owner, place, waiting[view][self.route.slots(view, owner, place)])
+                slots = waiting[view][self.route.slots(view, owner, place)]
+                self._add(totals, view, owner, place, slots.to(totals.device, non_blocking=True))
         return totals
 
     def moved_bytes(self, frames: Frames) -> torch.Tensor:
@@ -100,8 +102,9 @@ class RemoteAtomic(GradientReturn):
         for place, of_place in enumerate(frames):
             for view, frame in of_place.items():
                 slots = frame.bins.splat[walked(frame.bins, frame.raster)].long()
-                ends = torch.tensor(self.route.first[view][place][1:])
-                table[place] += torch.bincount(torch.searchsorted(ends, slots, right=True), minlength=self.places)
+                ends = torch.tensor(self.route.first[view][place][1:], device=slots.device)
+                owners = torch.searchsorted(ends, slots, right=True)
+                table[place] += torch.bincount(owners, minlength=self.places).cpu()
         return table * item_bytes(BACKWARD_BYTES)
 
 
@@ -111,21 +114,22 @@ class LocalReduce(GradientReturn):
     def __init__(self, route: Route, arenas: Sequence[Arena]):
         super().__init__(route, arenas)
         dtype = route.inboxes[0][0].dtype
-        shape = (sum(len(arena.rows) for arena in arenas), SENT_GRADIENTS)
+        shape = (sum(arena.count for arena in arenas), SENT_GRADIENTS)
         self._buffers = [[a.works[v].zeros("dense", shape, dtype) for a in arenas] for v in range(route.views)]
 
     def leave(self, view: int, place: int, gradients: torch.Tensor) -> None:
         self._buffers[view][place][self.route.rows(view, place)] = gradients[:, :SENT_GRADIENTS]
 
     def collect(self, view: int, owner: int) -> torch.Tensor:
-        rows = self.arenas[owner].rows
-        reduced = sum((buffer[rows] for buffer in self._buffers[view][1:]), start=self._buffers[view][0][rows])
-        totals = self._totals(view, owner)
-        totals[:, :SENT_GRADIENTS] = reduced[self.route.owners[owner].splats[view].rows]
+        arena, totals = self.arenas[owner], self._totals(view, owner)
+        reduced = totals.new_zeros((arena.count, SENT_GRADIENTS))
+        for buffer in self._buffers[view]:
+            reduced += buffer[arena.rows_on(buffer.device)].to(totals.device, non_blocking=True)
+        totals[:, :SENT_GRADIENTS] = reduced[arena.positions(self.route.owners[owner].splats[view])]
         return totals
 
     def moved_bytes(self, frames: Frames) -> torch.Tensor:
-        owned = torch.tensor([len(arena.rows) for arena in self.arenas])
+        owned = torch.tensor([arena.count for arena in self.arenas])
         return (owned * BACKWARD_BYTES * self.route.views).expand(self.places, self.places)
 
 
@@ -133,7 +137,7 @@ def walked(bins: Bins, raster: Raster) -> torch.Tensor:
     """Instances that the raster backward walks over, [M] bool: up to the last that a pixel of their tile blended."""
     deepest = F.max_pool2d(raster.last[None].double(), TILE, ceil_mode=True)[0].flatten()[bins.tiles.long()]
     lengths = bins.starts[1:] - bins.starts[:-1]
-    number = torch.arange(bins.instances) - bins.starts[:-1].repeat_interleave(lengths)
+    number = torch.arange(bins.instances, device=lengths.device) - bins.starts[:-1].repeat_interleave(lengths)
     return number < deepest.repeat_interleave(lengths)
 
 

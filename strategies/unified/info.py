@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from cuda_src.layout import PARAMETERS
-from strategies.info import Options, StrategyInfo, cpu_only
+from strategies.info import Options, StrategyInfo
 
 ROW_BYTES = 4 * PARAMETERS
 """One Gaussian in one of the three tables (parameters and two moments), float32."""
@@ -33,7 +33,9 @@ def lacks(options: UnifiedOptions, device: str) -> str | None:
         return "placement managed: needs cudaMallocManaged, device is cpu"
     if options.placement == "round_robin" and device == "cuda" and options.stripe_bytes % (2 * MEBIBYTE):
         return f"stripe_bytes {options.stripe_bytes}: CUDA's virtual memory is mapped in multiples of 2 MiB"
-    return cpu_only(options, device)
+    if options.exchange == "remote_atomic" and device == "cuda":
+        return "exchange remote_atomic: not on GPUs in this version"
+    return None
 
 
 INFO = StrategyInfo(

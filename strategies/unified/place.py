@@ -30,14 +30,17 @@ class Place:
         # A stream is one thread: kernels inside it add none.
         self.kernels = replace(ctx.kernels, threads=1)
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=arena.device)
-        self.optimizer = RowAdam(ctx.training, self.kernels, ctx.extent, arena.shared)
+        own = None if arena.owns_all_it_sees else arena.at
+        self.optimizer = RowAdam(ctx.training, self.kernels, ctx.extent, arena.shared, own)
 
     def project(self, regions: Regions, degree: int) -> Addressed:
         """Project the rows that lie here, and test which places' tiles each splat meets."""
         arena, kernels, splats, bins = self.arena, self.kernels, [], []
+        gaussians = arena.gaussians
         for view, (camera, work) in enumerate(zip(regions.cameras, arena.works, strict=False)):
-            seen = op.project(kernels, arena.gaussians.parameters, arena.rows, camera, degree, work)
-            limit = regions.limit(view)
+            rows, bounds = gaussians.parameters, gaussians.bounds(kernels)
+            seen = op.project(kernels, rows, gaussians.ids, camera, degree, work, bounds=bounds)
+            limit = self._limit(regions, view)
             listed = op.bin_splats(kernels, seen, camera, work, depth_limit=limit)
             if limit is not None:
                 seen, listed = with_instances(seen, listed)
@@ -52,7 +55,7 @@ class Place:
             tiles = regions.of(self.number, view)
             if len(tiles):
                 splats = route.received(view, self.number)
-                limit = regions.limit(view)
+                limit = self._limit(regions, view)
                 binned[view] = splats, op.bin_splats(self.kernels, splats, camera, work, tiles, depth_limit=limit)
         return binned
 
@@ -100,3 +103,8 @@ class Place:
     def optimize(self, images_seen: int) -> None:
         """One optimizer step on the rows that lie here."""
         self.optimizer.step(self.arena.gaussians, images_seen)
+
+    def _limit(self, regions: Regions, view: int) -> torch.Tensor | None:
+        """Depth limits of the view's tiles, which are kept on the host, where they are used."""
+        limit = regions.limit(view)
+        return None if limit is None else limit.to(self.arena.device)

@@ -89,13 +89,20 @@ class Route:
         return slice(first[source], first[source + 1])
 
     def store(self, source: int) -> None:
-        """On the source's stream: compact its records and store them into every inbox."""
+        """On the source's stream: compact its records and store them into every inbox.
+
+        Into another GPU's they go packed, so that the link moves whole slots.
+        """
         owner = self.owners[source]
         for view, splats in enumerate(owner.splats):
             for destination, sent in enumerate(owner.sent[view]):
-                into = self.inboxes[view][destination][self.slots(view, source, destination)]
-                into[:, :RECORD] = splats.records[sent]
-                numbers(into).copy_(splats.ids[sent])
+                slots = self.inboxes[view][destination][self.slots(view, source, destination)]
+                here = splats.records.device
+                packed = slots if slots.device == here else torch.empty_like(slots, device=here)
+                packed[:, :RECORD] = splats.records[sent]
+                numbers(packed).copy_(splats.ids[sent])
+                if packed is not slots:
+                    slots.copy_(packed, non_blocking=True)
 
     def rows(self, view: int, destination: int) -> torch.Tensor:
         """Row in the table of each slot of an inbox, [slots] int64."""
@@ -105,7 +112,9 @@ class Route:
     def received(self, view: int, destination: int) -> Splats:
         """On the destination's stream: the splats of its inbox, by slot; their ids are rows of the table."""
         inbox = self.inboxes[view][destination]
-        return Splats(torch.arange(len(inbox)), self.rows(view, destination), inbox[:, :RECORD].contiguous())
+        return Splats(
+            torch.arange(len(inbox), device=inbox.device), self.rows(view, destination), inbox[:, :RECORD].contiguous()
+        )
 
     def stored_bytes(self) -> torch.Tensor:
         """Bytes of the slots by source and destination, [places, places] int64, in sectors of 32 B."""

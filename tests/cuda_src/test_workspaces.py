@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from cuda_src import workspace as workspaces
 from cuda_src.workspace import Workspace
 
 
@@ -43,3 +45,39 @@ def test_an_empty_shape_needs_no_memory():
     workspace = Workspace()
     assert workspace.take("a", (0, 59)).shape == (0, 59)
     assert workspace.bytes == 0
+
+
+def test_what_is_kept_is_made_once_for_a_key():
+    workspace, made = Workspace(), []
+    for key in (("a", 1), ("a", 2), ("a", 1)):
+        workspace.kept(key, lambda key=key: made.append(key) or key)
+    assert made == [("a", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize("grow", [lambda w: w.take("a", (11,)), lambda w: w.numbers(11)])
+def test_what_is_kept_is_forgotten_when_a_buffer_moves(grow):
+    workspace = Workspace()
+    workspace.take("a", (10,)), workspace.numbers(10)
+    first = workspace.kept(("views",), lambda: [workspace.take("a", (3,))])
+    workspace.take("a", (10,))
+    workspace.take("new", (3,))
+    assert workspace.kept(("views",), list) is first
+    grow(workspace)
+    again = workspace.kept(("views",), lambda: [workspace.take("a", (3,))])
+    assert again is not first
+    assert again[0].data_ptr() == workspace.take("a", (3,)).data_ptr()
+
+
+def test_a_buffer_that_grows_while_something_is_made_does_not_lose_it():
+    workspace = Workspace()
+    workspace.take("a", (10,))
+    first = workspace.kept(("views",), lambda: [workspace.take("a", (20,))])
+    assert workspace.kept(("views",), list) is first
+
+
+def test_what_is_kept_has_an_end(monkeypatch):
+    monkeypatch.setattr(workspaces, "_MOST_KEPT", 3)
+    workspace = Workspace()
+    for key in range(10):
+        workspace.kept((key,), object)
+    assert len(workspace._kept) <= 3

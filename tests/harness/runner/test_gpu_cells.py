@@ -69,7 +69,8 @@ def test_the_host_of_one_gpu_is_timed_by_itself(tmp_path, monkeypatch):
 def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
     gpus(2)
     cases = "".join(f"  - {{name: {link}, ranks: 2, link: '{link}'}}\n" for link in ("native", "host", "paced:12"))
-    found = run(tmp_path, monkeypatch, cases + "  - {name: checked, ranks: 2, debug: true}\n")
+    cases += "  - {name: checked, ranks: 2, debug: true}\n  - {name: pixels, ranks: 2, strategy: splaxel}\n"
+    found = run(tmp_path, monkeypatch, cases)
     for record in found.values():
         assert record.status == "ok", record.reason
         assert record.result is not None
@@ -77,7 +78,7 @@ def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
         assert record.result.environment["wire"] == "within bounds"
         payload = sum(m.value for m in record.result.measurements if m.metric == "payload_bytes" and m.place != m.peer)
         assert payload > 0
-    for name in ("native", "paced:12"):
+    for name in ("native", "paced:12", "pixels"):
         assert values(found[name], "wire_over_ledger")[0] == pytest.approx(1.0, abs=0.05)
     assert values(found["host"], "wire_over_ledger")[0] < 0.01
     assert found["paced:12"].result is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -98,9 +99,10 @@ def run(counters: Counters, mib: int = 100, between=lambda: None, **settings: An
     """A window with that traffic, of two ranks; rank 0's job."""
 
     class Calibrated(Witness):
-        def _exchange_known(self, rows: int) -> int:
-            counters.move(self._ranks.rank, 1 - self._ranks.rank, rows * 4096)
-            return rows * 4096
+        def _exchange_known(self, rows: int, times: int) -> int:
+            counters.move(self._ranks.rank, 1 - self._ranks.rank, rows * 4096 * times)
+            time.sleep(0.01)
+            return rows * 4096 * times
 
     def main(comm: Communicator) -> Job:
         job = Job(comm, **settings)
@@ -124,6 +126,9 @@ def test_traffic_energy_and_clocks_of_a_good_window_are_measured(counters):
     assert job.notes["wire"] == "within bounds"
     assert job.measured["wire_over_ledger", None, None] == pytest.approx(1.0)
     assert job.measured["wire_over_ledger", None, "calibration"] == pytest.approx(1.0)
+    # The known exchange took some 10 ms here.
+    known = module.KNOWN_TIMES * module.KNOWN_BYTES
+    assert known < job.measured["link_bandwidth", None, None] <= known / 0.01
     assert job.measured["wire_bytes", 0, None] == job.measured["wire_bytes", 1, None] == 25 * MIB
     assert job.measured["energy_joules", None, None] == pytest.approx(2 * 2 * 100)  # Three readings: two intervals.
     assert job.measured["sm_clock_hertz", 1, None] == 1.98e9
@@ -176,13 +181,14 @@ def test_ranks_that_share_a_gpu_have_energy_and_no_wire(counters):
     assert job.measured["energy_joules", None, None] == pytest.approx(200)
 
 
-def test_without_nvml_the_record_says_so_and_nothing_is_measured(counters, monkeypatch):
+def test_without_nvml_the_record_says_so_and_nothing_is_measured_but_the_links_rate(counters, monkeypatch):
     def absent(uuids: list[str]) -> None:
         raise NoNvmlError("no library")
 
     monkeypatch.setattr(module, "Nvml", absent)
     job = run(counters)
-    assert (job.invalid, job.measured, job.notes) == (None, {}, {"nvml": "no library"})
+    assert (job.invalid, job.notes) == (None, {"nvml": "no library"})
+    assert set(job.measured) == {("link_bandwidth", None, None)}
 
 
 def test_on_a_cpu_nothing_happens_at_all(counters):

@@ -289,7 +289,7 @@ def test_the_suites_of_this_repository_plan_everywhere(name: str, machine: Machi
     made = plan(Path(__file__).parents[3] / "suites" / f"{name}.yaml", machine=machine)
     assert made.suite == name
     assert any(planned.skip is None for planned in made.cells)
-    assert all(planned.predicted_bytes for planned in made.cells)
+    assert all(planned.predicted_bytes for planned in made.cells if planned.cell.size)
 
 
 def test_the_quickstart_stays_small() -> None:
