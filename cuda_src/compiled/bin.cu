@@ -41,8 +41,8 @@ __device__ uint32_t test_evenly(const Listing& listing, const Footprint& f, floa
 // Tiles and depth key of every splat in use, and how many splats each listed tile has; counts: [splats] of tiles, or
 // null. TABLE: a block counts in shared memory first.
 template <bool TABLE>
-__global__ void __launch_bounds__(THREADS) count_tiles(Listing listing, Given given, Work work, int tiles,
-                                                       int* counts) {
+__global__ void __launch_bounds__(THREADS, 4) count_tiles(Listing listing, Given given, Work work, int tiles,
+                                                          int* counts) {
     extern __shared__ __align__(16) int table[];
     __shared__ int block_total;
     if (threadIdx.x == 0) block_total = 0;

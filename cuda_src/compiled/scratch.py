@@ -1,4 +1,4 @@
-"""Scratch of CUB's prefix sums and sorts, from the caller's workspace."""
+"""Scratch of CUB's prefix sums, from the caller's workspace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Scratch(ctypes.Structure):
 
 
 def scratch_for(items: int, workspace: Workspace) -> Scratch:
-    """Scratch for sorting, or adding up, at most so many items."""
+    """Scratch for adding up at most so many items."""
     step = max(1, (1 << max(0, items.bit_length() - 1)) // _STEPS)
     size = _bytes_for(-(-items // step) * step, workspace.device)
     # All that is there, so that the same tensor does for every size.
