@@ -44,8 +44,9 @@ template <bool TABLE>
 __global__ void __launch_bounds__(THREADS, 4) count_tiles(Listing listing, Given given, Work work, int tiles,
                                                           int* counts) {
     extern __shared__ __align__(16) int table[];
-    __shared__ int block_total;
-    if (threadIdx.x == 0) block_total = 0;
+    __shared__ int block_total, block_wide, wide_begin;
+    __shared__ uint16_t wide[CHUNK];
+    if (threadIdx.x == 0) block_total = 0, block_wide = 0;
     if (TABLE) {
         for (int k = threadIdx.x; k < tiles; k += THREADS) table[k] = 0;
     }
@@ -65,15 +66,7 @@ __global__ void __launch_bounds__(THREADS, 4) count_tiles(Listing listing, Given
         bool fits = Tiles::fits(span), any = key != BEHIND_ALL && span.count() > 0;
         Tiles found = any && fits ? Tiles::in(span) : Tiles::none();
         found.hits = test_evenly(listing, f, record.depth(), found, any && fits ? span.count() : 0, count);
-        unsigned wide = __ballot_sync(ALL_LANES, any && !fits);
-        while (wide) {
-            int lane = __ffs(wide) - 1;
-            wide &= wide - 1;
-            int its_total = walk_together(listing, __shfl_sync(ALL_LANES, splat, lane), [&](unsigned, int, int place) {
-                if (place >= 0) count(place);
-            });
-            if (lane_index() == lane) found = Tiles::walked(its_total);
-        }
+        if (any && !fits) wide[atomicAdd(&block_wide, 1)] = static_cast<uint16_t>(round * THREADS + threadIdx.x);
         if (in_use) {
             work.found()[splat] = found.words();
             work.depths()[splat] = key;
@@ -84,12 +77,33 @@ __global__ void __launch_bounds__(THREADS, 4) count_tiles(Listing listing, Given
     total = __reduce_add_sync(ALL_LANES, total);
     if (lane_index() == 0) atomicAdd(&block_total, total);
     __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(&work.totals()->instances, static_cast<unsigned long long>(block_total));
+    if (threadIdx.x == 0) {
+        atomicAdd(&work.totals()->instances, static_cast<unsigned long long>(block_total));
+        if (block_wide > 0) {
+            wide_begin = static_cast<int>(
+                atomicAdd(&work.totals()->wide, static_cast<unsigned long long>(block_wide)));
+        }
+    }
     if (TABLE) {
         for (int k = threadIdx.x; k < tiles; k += THREADS) {
             if (table[k] > 0) atomicAdd(work.tallies() + k, table[k]);
         }
     }
+    __syncthreads();
+    for (int k = threadIdx.x; k < block_wide; k += THREADS) {
+        work.wide()[wide_begin + k] = static_cast<uint32_t>(blockIdx.x * CHUNK + wide[k]);
+    }
+}
+static_assert(CHUNK <= 1 << 16, "a splat of a block has 16 bits");
+
+// The same of wide splats. Near ones are neighbours, so that a block that walked its own would be the last by far.
+__global__ void __launch_bounds__(THREADS) count_wide(Listing listing, Work work, int* counts) {
+    auto count = [&](uint32_t, int place) { atomicAdd(work.tallies() + place, 1); };
+    walk_wide(listing, work, count, [&](uint32_t splat, int listed) {
+        if (lane_index() != 0 || listed == 0) return;
+        atomicAdd(&work.totals()->instances, static_cast<unsigned long long>(listed));
+        if (counts != nullptr) atomicAdd(counts + splat, listed);
+    });
 }
 
 EXPORT int list_tiles(Queue queue, const int* tiles, int64_t count, int* places, int64_t image_tiles) {
@@ -114,6 +128,8 @@ EXPORT int count_instances(Queue queue, const View* view, const Given* given, co
         auto kernel = table ? count_tiles<true> : count_tiles<false>;
         kernel<<<whole_chunks(splats), THREADS, table ? tiles * sizeof(int) : 0, stream>>>(
             Listing(*view, *given), *given, *work, static_cast<int>(tiles), counts);
+        CHECK(cudaGetLastError());
+        count_wide<<<WIDE_BLOCKS, THREADS, 0, stream>>>(Listing(*view, *given), *work, counts);
         CHECK(cudaGetLastError());
     }
     if (splat_starts == nullptr) return cudaSuccess;

@@ -19,13 +19,14 @@ struct Given {
     const float* depth_limit;
 };
 
-// Counted on the way; zeros before. parts: of lists that are sorted in parts.
+// Counted on the way; zeros before. wide: splats whose tiles are walked by warps; the others: see Lists.
 struct Counts {
-    unsigned long long instances, parts;
+    unsigned long long instances, wide, long_lists, shares, buckets;
 };
-constexpr int COUNTS_WORDS = 2;
+constexpr int COUNTS_WORDS = 5;
 
-// Memory to work with. splats: planes of `pitch` words each; counts: Counts, then an int for each listed tile.
+// Memory to work with. splats: planes of `pitch` words each, the last of them for the numbers of wide splats; counts:
+// Counts, then an int for each listed tile.
 struct Work {
     uint32_t* splats;
     int64_t pitch;
@@ -38,6 +39,7 @@ struct Work {
     __host__ __device__ uint32_t* depths() const { return splats; }
     __host__ __device__ int* of_splats() const { return reinterpret_cast<int*>(splats + pitch); }
     __host__ __device__ uint2* found() const { return reinterpret_cast<uint2*>(splats + 2 * pitch); }
+    __host__ __device__ uint32_t* wide() const { return splats + 4 * pitch; }
     // clang-format on
     __device__ int64_t live(const Given& given) const {
         return given.live == nullptr ? given.splats : min(given.live[0], given.splats);
@@ -51,32 +53,55 @@ constexpr int CHUNK = CHUNK_ROUNDS * THREADS;
 // A block counts tiles in shared memory where so many are listed at most: five blocks share a multiprocessor.
 constexpr int64_t TABLE_TILES = 10240;
 
-// A list longer than this is sorted in parts, which are merged then: keys and two orders of a part, and the positions of
-// digits, leave room for five blocks a multiprocessor.
-constexpr int PART = 4096;
+// Entries that a block sorts in shared memory: keys and two orders of them, and the positions of digits, leave room for
+// five blocks a multiprocessor. A longer list is split into buckets first.
+constexpr int SORTED = 4096;
 
-// How a list is cut into parts of equal size but for the last.
-struct Cut {
-    int parts, size;
-    __device__ static Cut of(int64_t count) {
-        int parts = static_cast<int>((count + PART - 1) / PART);
-        return {parts, parts == 0 ? 0 : static_cast<int>((count + parts - 1) / parts)};
-    }
-    __device__ int size_of(int number, int64_t count) const {
-        int64_t left = count - static_cast<int64_t>(number) * size;
-        return static_cast<int>(max(static_cast<int64_t>(0), min(left, static_cast<int64_t>(size))));
-    }
+// A long list has a bucket for so many of its entries, by far fewer than SORTED: they are as many as a sample says.
+constexpr int BUCKET = 1536;
+constexpr int MOST_BUCKETS = 1024;
+// Entries of a long list that one block counts by bucket, and puts there.
+constexpr int SHARE = 2 * SORTED;
+
+__host__ __device__ inline int buckets_of(int64_t count) {
+    int64_t buckets = (count + BUCKET - 1) / BUCKET;
+    return static_cast<int>(buckets < MOST_BUCKETS ? buckets : MOST_BUCKETS);
+}
+
+// Of a long list: the tile's place, and which of the buckets is its first.
+struct LongList {
+    int place, first_bucket;
 };
 
-// No more parts than this: a list of more than PART entries has less than twice as many as would fill whole ones.
-inline int64_t most_parts(int64_t instances) { return 2 * (instances / PART); }
+// What comes neither before the splitter, an entry's depth and splat, nor after the next bucket's; that of a list's first
+// bucket is not looked at. begin: in `spread`. taken: entries that have been put there.
+struct Bucket {
+    uint2 splitter;
+    int begin, size, taken, unused;
+};
 
-// The tiles' lists. entries: depth key and splat, in no order within a list; sorted: those of parts, in order; parts:
-// place and number of each part of lists that have several; room: entries.
+// The tiles' lists. entries: depth key and splat, in no order within a list; spread: those of long lists by bucket;
+// shares: long list and number of each share; room: entries.
 struct Lists {
-    uint2 *entries, *sorted;
-    int2* parts;
+    uint2 *entries, *spread;
+    Bucket* buckets;
+    LongList* long_lists;
+    int2* shares;
     int64_t room;
+
+    // A long list has more than SORTED entries, so that it fills half a share at least.
+    static int64_t most_long(int64_t room) { return room / SORTED; }
+    static int64_t most_shares(int64_t room) { return room / SORTED; }
+    static int64_t most_buckets(int64_t room) { return room / BUCKET + room / SORTED; }
+
+    // In memory of 4 x pitch words, and for as many buckets, long lists and shares as there are at most.
+    Lists(uint32_t* memory, int64_t pitch, int64_t room)
+        : entries(reinterpret_cast<uint2*>(memory)),
+          spread(reinterpret_cast<uint2*>(memory + 2 * pitch)),
+          buckets(reinterpret_cast<Bucket*>(memory + 4 * pitch)),
+          long_lists(reinterpret_cast<LongList*>(buckets + most_buckets(room))),
+          shares(reinterpret_cast<int2*>(long_lists + most_long(room))),
+          room(room) {}
 };
 
 // Each list by depth, then id, then splat, into `splat`. starts: [tiles + 1].
@@ -149,10 +174,35 @@ __device__ int walk_together(const Listing& listing, int64_t splat, Each each) {
     return total;
 }
 
+// Warps that share a wide splat at most, where there are fewer splats than warps.
+constexpr int WIDE_WARPS = 8;
+
+// All warps of the grid go through the tiles of wide splats: `each(splat, place)` is called for each that is listed,
+// `done(splat, listed)` by all lanes of each warp that has taken part in a splat.
+template <typename Each, typename Done>
+__device__ void walk_wide(const Listing& listing, const Work& work, Each each, Done done) {
+    int64_t wide = static_cast<int64_t>(work.totals()->wide), warps = gridDim.x * (THREADS / WARP);
+    if (wide == 0) return;
+    int together = static_cast<int>(max(static_cast<int64_t>(1), min(warps / wide, static_cast<int64_t>(WIDE_WARPS))));
+    for (int64_t item = blockIdx.x * (THREADS / WARP) + warp_index(); item < wide * together; item += warps) {
+        uint32_t splat = work.wide()[item / together];
+        Record record(listing.records, splat);
+        Footprint f = footprint_of(listing.view, record.values);
+        Span span = span_of(listing.view, f);
+        int total = 0, columns = span.x1 - span.x0;
+        for (int i = static_cast<int>(item % together) * WARP + lane_index(); i < span.count(); i += together * WARP) {
+            int place = listed_at(listing, f, record.depth(), span.x0 + i % columns, span.y0 + i / columns);
+            if (place < 0) continue;
+            each(splat, place);
+            ++total;
+        }
+        done(splat, __reduce_add_sync(ALL_LANES, total));
+    }
+}
+
 // A splat's listed tiles in 8 bytes. Of a span of at most 32 tiles: its corner, its columns less one and a bit for each
-// tile, row by row; of a larger one, or one beyond tile 8191: how many are listed, to be walked again.
+// tile, row by row; none of a wide splat, whose span is larger or goes beyond tile 8191.
 struct Tiles {
-    static constexpr uint32_t WALKED = 1u << 31;
     static constexpr int CORNER_BITS = 13;
     static constexpr int CORNER = (1 << CORNER_BITS) - 1;
     uint32_t span, hits;
@@ -169,10 +219,8 @@ struct Tiles {
                     (columns - 1) << 2 * CORNER_BITS,
                 0};
     }
-    __device__ static Tiles walked(uint32_t count) { return {WALKED, count}; }
 
-    __device__ bool to_walk() const { return span & WALKED; }
-    __device__ int count() const { return static_cast<int>(to_walk() ? hits : __popc(hits)); }
+    __device__ int count() const { return __popc(hits); }
     __device__ int x0() const { return span & CORNER; }
     __device__ int y0() const { return span >> CORNER_BITS & CORNER; }
     __device__ int columns() const { return (span >> 2 * CORNER_BITS & (WARP - 1)) + 1; }
@@ -183,7 +231,10 @@ struct Tiles {
     }
     __device__ uint2 words() const { return make_uint2(span, hits); }
 };
-static_assert(2 * 13 + 5 == 31, "corner and columns leave one bit");
+static_assert(2 * 13 + 5 <= 32, "corner and columns in a word");
+
+// Blocks that walk wide splats: as many as are at work at a time.
+constexpr unsigned WIDE_BLOCKS = 132 * 5;
 
 inline unsigned whole_blocks(int64_t count) { return static_cast<unsigned>((count + THREADS - 1) / THREADS); }
 inline unsigned whole_chunks(int64_t splats) { return static_cast<unsigned>((splats + CHUNK - 1) / CHUNK); }

@@ -4,7 +4,18 @@
 constexpr int START_THREADS = 1024;
 constexpr int START_EACH = 8;
 
-// Where lists start, as far as there is room, and the parts of long ones: one block, 8192 tiles at a time. Counts of
+// A list that is split before it is sorted.
+__device__ void add_long(const Lists& lists, const Work& work, int place, int64_t count) {
+    auto take = [](unsigned long long* total, int more) {
+        return static_cast<int>(atomicAdd(total, static_cast<unsigned long long>(more)));
+    };
+    int shares = static_cast<int>((count + SHARE - 1) / SHARE), list = take(&work.totals()->long_lists, 1);
+    lists.long_lists[list] = {place, take(&work.totals()->buckets, buckets_of(count))};
+    int at = take(&work.totals()->shares, shares);
+    for (int number = 0; number < shares; ++number) lists.shares[at + number] = make_int2(list, number);
+}
+
+// Where lists start, as far as there is room, and the shares of long ones: one block, 8192 tiles at a time. Counts of
 // tiles are zero again afterwards. needed: null, or [4]: live splats, undrawn ones, instances, and whether a room was too
 // small.
 __global__ void __launch_bounds__(START_THREADS) start_lists(Given given, Work work, Lists lists, int64_t tiles,
@@ -37,14 +48,7 @@ __global__ void __launch_bounds__(START_THREADS) start_lists(Given given, Work w
                 begin += counts[i];
                 starts[first + i] = start;
                 tallies[first + i] = 0;
-                if (count > PART) {
-                    int parts = Cut::of(count).parts;
-                    int64_t at = static_cast<int64_t>(
-                        atomicAdd(&work.totals()->parts, static_cast<unsigned long long>(parts)));
-                    for (int number = 0; number < parts; ++number) {
-                        lists.parts[at + number] = make_int2(static_cast<int>(first + i), number);
-                    }
-                }
+                if (count > SORTED) add_long(lists, work, static_cast<int>(first + i), count);
             }
         }
     }
@@ -93,25 +97,12 @@ __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given
             uint32_t splat = first + round * THREADS + threadIdx.x;
             words[round] = splat < live ? work.found()[splat] : Tiles::none().words();
         }
-        bool walks = false;
 #pragma unroll
         for (int round = 0; round < CHUNK_ROUNDS; ++round) {
             Tiles found = Tiles::of(words[round]);
-            walks |= found.to_walk();
-            for (uint32_t hits = found.to_walk() ? 0 : found.hits; hits; hits &= hits - 1) {
+            for (uint32_t hits = found.hits; hits; hits &= hits - 1) {
                 int2 tile = found.tile(__ffs(hits) - 1);
                 take(listing.place_of(tile.x, tile.y), first + round * THREADS + threadIdx.x);
-            }
-        }
-        for (int round = __any_sync(ALL_LANES, walks) ? 0 : CHUNK_ROUNDS; round < CHUNK_ROUNDS; ++round) {
-            uint32_t splat = first + round * THREADS + threadIdx.x;
-            unsigned to_walk = __ballot_sync(ALL_LANES, splat < live && Tiles::of(work.found()[splat]).to_walk());
-            while (to_walk) {
-                uint32_t its_splat = __shfl_sync(ALL_LANES, splat, __ffs(to_walk) - 1);
-                to_walk &= to_walk - 1;
-                walk_together(listing, its_splat, [&](unsigned, int, int place) {
-                    if (place >= 0) take(place, its_splat);
-                });
             }
         }
         if (gives_out) break;
@@ -125,14 +116,23 @@ __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given
     }
 }
 
+// Wide splats into the lists of their tiles.
+__global__ void __launch_bounds__(THREADS) list_wide(Listing listing, Work work, Lists lists, const int64_t* starts) {
+    auto list = [&](uint32_t splat, int place) {
+        uint32_t at = static_cast<uint32_t>(starts[place]) +
+                      static_cast<uint32_t>(atomicAdd(work.tallies() + place, 1));
+        if (at < lists.room) lists.entries[at] = make_uint2(work.depths()[splat], splat);
+    };
+    walk_wide(listing, work, list, [](uint32_t, int) {});
+}
+
 // Instances, tile by tile and front to back, after count_instances. instances: room for them. memory: words to work
-// with, 4 x pitch, pitch >= instances, and two for each of most_parts(instances).
+// with, see Lists; pitch >= instances.
 EXPORT int list_bins(Queue queue, const View* view, const Given* given, const Work* work, int64_t instances,
                      int64_t tiles, uint32_t* memory, int64_t pitch, int* splat, int64_t* starts, int64_t* needed) {
     CHECK(cudaSetDevice(queue.device));
     cudaStream_t stream = queue.stream;
-    Lists lists = {reinterpret_cast<uint2*>(memory), reinterpret_cast<uint2*>(memory + 2 * pitch),
-                   reinterpret_cast<int2*>(memory + 4 * pitch), instances};
+    Lists lists(memory, pitch, instances);
     start_lists<<<1, START_THREADS, 0, stream>>>(*given, *work, lists, tiles, starts, needed);
     CHECK(cudaGetLastError());
     if (instances == 0 || tiles == 0 || given->splats == 0) return cudaSuccess;
@@ -140,6 +140,8 @@ EXPORT int list_bins(Queue queue, const View* view, const Given* given, const Wo
     auto kernel = table ? list_instances<true> : list_instances<false>;
     kernel<<<whole_chunks(given->splats), THREADS, table ? tiles * sizeof(int) : 0, stream>>>(
         Listing(*view, *given), *given, *work, lists, static_cast<int>(tiles), starts);
+    CHECK(cudaGetLastError());
+    list_wide<<<WIDE_BLOCKS, THREADS, 0, stream>>>(Listing(*view, *given), *work, lists, starts);
     CHECK(cudaGetLastError());
     return sort_lists(stream, lists, given->ids, *work, tiles, starts, splat);
 }

@@ -1,296 +1,199 @@
-// Binning, third part: each tile's list by depth, then id, then splat.
-//
-// A block sorts a list, or a part of a long one, in shared memory: a radix sort of 8 bits a pass from the least
-// significant digit on (Merrill & Grimshaw 2011, "High performance and scalable radix sorting"), in which every warp
-// takes a share of the list, so that between two barriers it goes through it by itself. Keys lie still; their order, 16
-// bits a place, is what moves. Only as many bits as the list's depths differ in count, and of these the upper ones: runs
-// that are then alike are short and put in order by comparing, and lists with longer runs are sorted by all bits, and by
-// id first if depths are equal.
-#include "bin.cuh"
+// Binning, third part: each tile's list by depth, then id, then splat. A block sorts a list in shared memory. Longer lists
+// are split first, into buckets that fit (Frazer & McKellar 1970, "Samplesort"): splitters out of a sorted sample, and
+// every entry into the bucket between the two splitters that it lies between. Splitters have an id and a splat as well as
+// a depth, so that entries of equal depth are split as any others.
+#include "bin_sort.cuh"
 
-constexpr int DIGIT_BITS = 8;
-constexpr int DIGITS = 1 << DIGIT_BITS;
-constexpr int SORT_THREADS = DIGITS;
-constexpr int SORT_WARPS = SORT_THREADS / WARP;
-constexpr int WHOLE_KEY = 32;
-// Places that a warp goes through at least: less, and making its table takes longer than the warp saves.
-constexpr int LEAST_SHARE = 128;
-// Upper bits that leave few runs among so many depths.
-constexpr int SHORT_LIST = 1024;
-constexpr int BITS_OF_SHORT = 2 * DIGIT_BITS;
-constexpr int BITS_OF_LONG = 3 * DIGIT_BITS;
+// Sampled entries of a bucket: one has 2.7 times as many entries as its share, SORTED, once in 10^10.
+constexpr int SAMPLED = 32;
+constexpr int SPREAD_THREADS = 512;
+constexpr int SPREAD_EACH = SHARE / SPREAD_THREADS;
 
-struct Sorting {
-    uint32_t keys[PART];
-    uint16_t orders[2][PART];
-    int table[SORT_WARPS][DIGITS];
-    int sums[SORT_WARPS];
-    uint32_t least, most;
+// A block has a long list: sorts a sample of it and picks splitters at equal distances. Each sampled entry is anywhere in
+// its own stretch of the list: at equal distances they might be as regular as the scene.
+__global__ void __launch_bounds__(SORT_THREADS, 5) split_lists(Lists lists, const int64_t* ids, Work work,
+                                                               const int64_t* starts) {
+    __shared__ Sorting shared;
+    if (blockIdx.x >= work.totals()->long_lists) return;
+    LongList list = lists.long_lists[blockIdx.x];
+    int64_t begin = starts[list.place], count = starts[list.place + 1] - begin;
+    int buckets = buckets_of(count), sampled = min(buckets * SAMPLED, SORTED);
+    Bucket* own = lists.buckets + list.first_bucket;
+    auto entry_at = [&](int i) {
+        int64_t first = i * count / sampled, after = (i + 1) * count / sampled;
+        uint32_t scattered = (static_cast<uint32_t>(i) + 1) * 2654435769u;
+        return lists.entries[begin + first + (scattered >> 8) % static_cast<uint32_t>(after - first)];
+    };
+    for (int b = threadIdx.x; b < buckets; b += SORT_THREADS) own[b].size = 0, own[b].taken = 0;
+    // Bucket b begins with the first sampled entry of its b-th part.
+    sort_in_block(shared, sampled, ids, entry_at, [&](int to, uint2 entry) {
+        int b = to * buckets / sampled;
+        if ((b * sampled + buckets - 1) / buckets == to) own[b].splitter = entry;
+    });
+}
+static_assert(MOST_BUCKETS <= SORTED, "a bucket has a sampled entry");
+
+// The splitters of a long list, in the shared memory of a block that has a share of it.
+struct Share {
+    Bucket* buckets;
+    int64_t begin;  // of the list
+    int64_t first;  // of the share
+    int count, number, bucket_count;
+
+    __device__ Share(const Lists& lists, const int64_t* starts, uint2* splitters) {
+        int2 share = lists.shares[blockIdx.x];
+        LongList list = lists.long_lists[share.x];
+        begin = starts[list.place];
+        int64_t whole = starts[list.place + 1] - begin, before = static_cast<int64_t>(share.y) * SHARE;
+        number = share.y;
+        first = begin + before;
+        count = static_cast<int>(min(whole - before, static_cast<int64_t>(SHARE)));
+        bucket_count = buckets_of(whole);
+        buckets = lists.buckets + list.first_bucket;
+        for (int b = threadIdx.x; b < bucket_count; b += SPREAD_THREADS) splitters[b] = buckets[b].splitter;
+    }
+    // The last bucket whose splitter does not come after the entry, or the first bucket.
+    __device__ int bucket_of(uint2 entry, const uint2* splitters, const int64_t* ids) const {
+        int found = 0;
+        for (int step = 1 << (31 - __clz(bucket_count)); step > 0; step /= 2) {
+            int next = found + step;
+            if (next < bucket_count && !comes_before(entry, splitters[next], ids)) found = next;
+        }
+        return found;
+    }
 };
-static_assert(PART <= 1 << 16, "an order has 16 bits a place");
 
-// A list being sorted. Every thread of the block has the same.
-struct Order {
-    Sorting& s;
-    int count;
-    int turn = 0;  // which of the orders is the latest
-    uint32_t least = 0;
-    int shift = 0;  // bits below are not sorted by
-
-    __device__ Order(Sorting& s, int count) : s(s), count(count) {}
-    __device__ int at(int place) const { return s.orders[turn][place]; }
-    // What places have been sorted by.
-    __device__ uint32_t upper(int place) const { return (s.keys[at(place)] - least) >> shift; }
-
-    // By key_of(entry), by no more than `most_bits` of the bits in which keys differ. afresh: whatever the order was; if
-    // not, equal keys keep theirs.
-    template <typename KeyOf>
-    __device__ void sort_by(int most_bits, bool afresh, KeyOf key_of) {
-        __syncthreads();
-        if (threadIdx.x == 0) s.least = 0xffffffffu, s.most = 0;
-        __syncthreads();
-        uint32_t low = 0xffffffffu, high = 0;
+// How many entries each bucket has.
+__global__ void __launch_bounds__(SPREAD_THREADS) count_buckets(Lists lists, const int64_t* ids, Work work,
+                                                                const int64_t* starts) {
+    __shared__ uint2 splitters[MOST_BUCKETS];
+    __shared__ int tallies[MOST_BUCKETS];
+    if (blockIdx.x >= work.totals()->shares) return;
+    Share share(lists, starts, splitters);
+    for (int b = threadIdx.x; b < share.bucket_count; b += SPREAD_THREADS) tallies[b] = 0;
+    __syncthreads();
 #pragma unroll 4
-        for (int i = threadIdx.x; i < count; i += SORT_THREADS) {
-            uint32_t key = key_of(i);
-            s.keys[i] = key;
-            low = min(low, key), high = max(high, key);
-        }
-        low = __reduce_min_sync(ALL_LANES, low), high = __reduce_max_sync(ALL_LANES, high);
-        if (lane_index() == 0) {
-            atomicMin(&s.least, low);
-            atomicMax(&s.most, high);
-        }
-        __syncthreads();
-        least = s.least;
-        int width = WHOLE_KEY - __clz(static_cast<int>(s.most - least));
-        shift = max(width - most_bits, 0);
-        if (afresh) spread_by_digit(shift);
-        for (int bit = shift + (afresh ? DIGIT_BITS : 0); bit < width; bit += DIGIT_BITS) sort_by_digit(bit);
+    for (int i = threadIdx.x; i < share.count; i += SPREAD_THREADS) {
+        atomicAdd(tallies + share.bucket_of(lists.entries[share.first + i], splitters, ids), 1);
     }
-
-    __device__ int digit(int entry, int bit) const {
-        return static_cast<int>((s.keys[entry] - least) >> bit & (DIGITS - 1));
+    __syncthreads();
+    for (int b = threadIdx.x; b < share.bucket_count; b += SPREAD_THREADS) {
+        if (tallies[b] > 0) atomicAdd(&share.buckets[b].size, tallies[b]);
     }
+}
 
-    // The first digit of all need not keep an order, so that entries take their places as they come.
-    __device__ void spread_by_digit(int bit) {
-        int* table = s.table[0];
-        table[threadIdx.x] = 0;
-        __syncthreads();
-#pragma unroll 1
-        for (int i = threadIdx.x; i < count; i += SORT_THREADS) atomicAdd(table + digit(i, bit), 1);
-        __syncthreads();
-        start_digits(1);
-        __syncthreads();
-#pragma unroll 1
-        for (int i = threadIdx.x; i < count; i += SORT_THREADS) {
-            s.orders[1 - turn][atomicAdd(table + digit(i, bit), 1)] = static_cast<uint16_t>(i);
-        }
-        __syncthreads();
-        turn = 1 - turn;
-    }
-
-    __device__ void sort_by_digit(int bit) {
-        int warps = min(SORT_WARPS, (count + LEAST_SHARE - 1) / LEAST_SHARE);
-        int share = ((count + warps - 1) / warps + WARP - 1) / WARP * WARP;
-        int first = warp_index() * share, last = min(first + share, count);
-#pragma unroll 1
-        for (int w = 0; w < warps; ++w) s.table[w][threadIdx.x] = 0;
-        __syncthreads();
-        int* own = s.table[warp_index()];
-#pragma unroll 1
-        for (int place = first + lane_index(); place < last; place += WARP) atomicAdd(own + digit(at(place), bit), 1);
-        __syncthreads();
-        start_digits(warps);
-        __syncthreads();
-#pragma unroll 1
-        for (int step = first; step < last; step += WARP) {
-            int place = step + lane_index();
-            bool has = place < last;
-            int entry = at(has ? place : first), its = digit(entry, bit);
-            unsigned alike = peers(its, __ballot_sync(ALL_LANES, has));
-            int to = own[its] + __popc(alike & ((1u << lane_index()) - 1));
-            __syncwarp();
-            if (has) {
-                if (alike >> lane_index() == 1) own[its] = to + 1;
-                s.orders[1 - turn][to] = static_cast<uint16_t>(entry);
-            }
-            __syncwarp();
-        }
-        __syncthreads();
-        turn = 1 - turn;
-    }
-
-    // From counts to where each warp's entries of each digit go: by digit, then warp. A thread has a digit.
-    __device__ void start_digits(int warps) {
-        int own = 0;
-#pragma unroll 2
-        for (int w = 0; w < warps; ++w) own += s.table[w][threadIdx.x];
-        int end = sum_up_to_lane(own);
-        if (lane_index() == WARP - 1) s.sums[warp_index()] = end;
-        __syncthreads();
-        int begin = end - own;
-#pragma unroll 2
-        for (int w = 0; w < warp_index(); ++w) begin += s.sums[w];
-#pragma unroll 2
-        for (int w = 0; w < warps; ++w) {
-            int number = s.table[w][threadIdx.x];
-            s.table[w][threadIdx.x] = begin;
-            begin += number;
-        }
-    }
-
-    // Which of the lanes `having` have this digit.
-    __device__ static unsigned peers(int digit, unsigned having) {
+// Entries into their buckets. A block takes places for all of its own at once.
+__global__ void __launch_bounds__(SPREAD_THREADS) fill_buckets(Lists lists, const int64_t* ids, Work work,
+                                                               const int64_t* starts) {
+    constexpr int WARPS = SPREAD_THREADS / WARP, EACH = MOST_BUCKETS / SPREAD_THREADS;
+    __shared__ uint2 splitters[MOST_BUCKETS];
+    __shared__ int tallies[MOST_BUCKETS];
+    __shared__ int warp_ends[WARPS];
+    if (blockIdx.x >= work.totals()->shares) return;
+    Share share(lists, starts, splitters);
+    for (int b = threadIdx.x; b < share.bucket_count; b += SPREAD_THREADS) tallies[b] = 0;
+    __syncthreads();
+    // Bucket, and how many of the block's entries got there before.
+    int bucket[SPREAD_EACH], before[SPREAD_EACH];
 #pragma unroll
-        for (int bit = 0; bit < DIGIT_BITS; ++bit) {
-            bool set = digit >> bit & 1;
-            unsigned with = __ballot_sync(ALL_LANES, set);
-            having &= set ? with : ~with;
+    for (int e = 0; e < SPREAD_EACH; ++e) {
+        int i = e * SPREAD_THREADS + threadIdx.x;
+        if (i >= share.count) break;
+        bucket[e] = share.bucket_of(lists.entries[share.first + i], splitters, ids);
+        before[e] = atomicAdd(tallies + bucket[e], 1);
+    }
+    int first = threadIdx.x * EACH, sizes[EACH], own = 0;
+#pragma unroll
+    for (int b = 0; b < EACH; ++b) {
+        sizes[b] = first + b < share.bucket_count ? share.buckets[first + b].size : 0;
+        own += sizes[b];
+    }
+    int end = sum_up_to_lane(own);
+    if (lane_index() == WARP - 1) warp_ends[warp_index()] = end;
+    __syncthreads();
+    int begin = static_cast<int>(share.begin) + end - own;
+    for (int w = 0; w < warp_index(); ++w) begin += warp_ends[w];
+#pragma unroll
+    for (int b = 0; b < EACH; ++b) {
+        if (first + b < share.bucket_count) {
+            if (share.number == 0) share.buckets[first + b].begin = begin;
+            if (tallies[first + b] > 0) {
+                tallies[first + b] = begin + atomicAdd(&share.buckets[first + b].taken, tallies[first + b]);
+            }
+            begin += sizes[b];
         }
-        return having;
     }
-
-    // More than TIE_RUN neighbours are alike in what they have been sorted by.
-    __device__ bool has_long_runs() const {
-        bool found = false;
-#pragma unroll 1
-        for (int i = TIE_RUN + threadIdx.x; i < count; i += SORT_THREADS) found |= upper(i) == upper(i - TIE_RUN);
-        return __syncthreads_or(found);
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < SPREAD_EACH; ++e) {
+        int i = e * SPREAD_THREADS + threadIdx.x;
+        if (i >= share.count) break;
+        lists.spread[tallies[bucket[e]] + before[e]] = lists.entries[share.first + i];
     }
-};
-
-__device__ inline bool comes_before(uint2 a, uint2 b, const int64_t* ids) {
-    if (a.x != b.x) return a.x < b.x;
-    int64_t id = ids[a.y], other = ids[b.y];
-    return id < other || (id == other && a.y < b.y);
 }
 
-// Where the entry at a place belongs: its run of alike ones is put in order by comparing all with all.
-__device__ inline int place_in_run(const Order& order, const uint2* entries, const int64_t* ids, int place) {
-    uint32_t own = order.upper(place);
-    int first = place, last = place;
-    while (first > 0 && order.upper(first - 1) == own) --first;
-    while (last + 1 < order.count && order.upper(last + 1) == own) ++last;
-    if (first == last) return place;
-    uint2 entry = entries[order.at(place)];
-    int to = first;
-#pragma unroll 1
-    for (int k = first; k <= last; ++k) to += comes_before(entries[order.at(k)], entry, ids);
-    return to;
+// A bucket that its sample has made too large is sorted where it is, by Batcher's bitonic network (1968) in the form in
+// which every comparison puts the smaller entry first: places beyond the end, which would have the largest, stay there.
+__device__ void sort_in_place(uint2* entries, int64_t count, const int64_t* ids) {
+    for (int64_t run = 2; run / 2 < count; run *= 2) {
+        for (int64_t step = run / 2; step > 0; step /= 2) {
+            __syncthreads();
+            for (int64_t pair = threadIdx.x;; pair += SORT_THREADS) {
+                int64_t low = pair / step * (2 * step) + pair % step;
+                if (low >= count) break;
+                int64_t high = step == run / 2 ? low ^ (run - 1) : low + step;
+                if (high < count && comes_before(entries[high], entries[low], ids)) {
+                    uint2 entry = entries[low];
+                    entries[low] = entries[high];
+                    entries[high] = entry;
+                }
+            }
+        }
+    }
+    __syncthreads();
 }
 
-// What a list is sorted by, one after the other as far as it takes: by depth alone unless many depths are equal.
-enum Key { UPPER_DEPTH, DEPTH, SPLAT, LOWER_ID, UPPER_ID, LAST_DEPTH };
-
-__device__ inline uint32_t key_of(uint2 entry, int key, const int64_t* ids) {
-    if (key == SPLAT) return entry.y;
-    if (key == LOWER_ID) return static_cast<uint32_t>(ids[entry.y]);
-    // The sign bit is turned, so that negative ids come first.
-    if (key == UPPER_ID) return static_cast<uint32_t>(static_cast<uint64_t>(ids[entry.y]) >> 32) ^ (1u << 31);
-    return entry.x;
-}
-
-// Blocks up to most_parts sort parts of long lists into `sorted`, the others whole lists into `splat`.
+// Blocks up to most_buckets have buckets of long lists, the others whole lists.
 __global__ void __launch_bounds__(SORT_THREADS, 5) sort_entries(Lists lists, const int64_t* ids, Work work,
-                                                                int64_t most_parts, const int64_t* starts,
+                                                                int64_t most_buckets, const int64_t* starts,
                                                                 int* splat) {
     __shared__ Sorting shared;
-    bool is_part = blockIdx.x < most_parts;
-    if (is_part && blockIdx.x >= work.totals()->parts) return;
-    int2 part = is_part ? lists.parts[blockIdx.x] : make_int2(static_cast<int>(blockIdx.x - most_parts), 0);
-    int64_t begin = starts[part.x], whole = starts[part.x + 1] - begin;
-    if (!is_part && whole > PART) return;
-    Cut cut = Cut::of(whole);
-    int count = cut.size_of(part.y, whole);
+    uint2* entries = lists.entries;
+    int64_t begin = 0, count = 0;
+    if (blockIdx.x < most_buckets) {
+        if (blockIdx.x >= work.totals()->buckets) return;
+        Bucket bucket = lists.buckets[blockIdx.x];
+        entries = lists.spread, begin = bucket.begin, count = bucket.size;
+    } else {
+        int64_t place = blockIdx.x - most_buckets;
+        begin = starts[place], count = starts[place + 1] - begin;
+        if (count > SORTED) return;
+    }
     if (count == 0) return;
-    begin += static_cast<int64_t>(part.y) * cut.size;
-    const uint2* entries = lists.entries + begin;
-
-    Order order(shared, count);
-    int key = UPPER_DEPTH;
-#pragma unroll 1
-    while (true) {
-        int bits = key != UPPER_DEPTH ? WHOLE_KEY : count <= SHORT_LIST ? BITS_OF_SHORT : BITS_OF_LONG;
-        order.sort_by(bits, key <= SPLAT, [&](int i) { return key_of(entries[i], key, ids); });
-        if (key == LAST_DEPTH || (key <= DEPTH && !order.has_long_runs())) break;
-        key = key == UPPER_DEPTH && order.shift == 0 ? SPLAT : key + 1;
+    entries += begin, splat += begin;
+    if (count > SORTED) {
+        sort_in_place(entries, count, ids);
+        for (int64_t i = threadIdx.x; i < count; i += SORT_THREADS) splat[i] = static_cast<int>(entries[i].y);
+        return;
     }
-    bool in_order = key == LAST_DEPTH;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < count; i += SORT_THREADS) {
-        int to = in_order ? i : place_in_run(order, entries, ids, i);
-        uint2 entry = entries[order.at(i)];
-        if (is_part) {
-            lists.sorted[begin + to] = entry;
-        } else {
-            splat[begin + to] = static_cast<int>(entry.y);
-        }
-    }
-}
-
-constexpr int MERGE_EACH = 8;
-constexpr int MERGE_THREADS = PART / MERGE_EACH;
-
-// A block finds where the entries of its part belong in the list: behind all of the other parts that come before them.
-// A thread has neighbouring entries, so that it searches a part for the first of them and goes on from there.
-__global__ void __launch_bounds__(MERGE_THREADS) merge_parts(Lists lists, const int64_t* ids, Work work,
-                                                             const int64_t* starts, int* splat) {
-    __shared__ uint32_t keys[PART];
-    if (blockIdx.x >= work.totals()->parts) return;
-    int2 part = lists.parts[blockIdx.x];
-    int64_t begin = starts[part.x], whole = starts[part.x + 1] - begin;
-    Cut cut = Cut::of(whole);
-    int first = threadIdx.x * MERGE_EACH, count = cut.size_of(part.y, whole) - first;
-    int64_t own_begin = begin + static_cast<int64_t>(part.y) * cut.size + first;
-    uint2 own[MERGE_EACH];
-    int64_t to[MERGE_EACH];
-#pragma unroll
-    for (int e = 0; e < MERGE_EACH; ++e) {
-        if (e < count) own[e] = lists.sorted[own_begin + e];
-        to[e] = begin + first + e;
-    }
-    for (int number = 0; number < cut.parts; ++number) {
-        if (number == part.y) continue;
-        const uint2* others = lists.sorted + begin + static_cast<int64_t>(number) * cut.size;
-        int size = cut.size_of(number, whole);
-        __syncthreads();
-        for (int i = threadIdx.x; i < size; i += MERGE_THREADS) keys[i] = others[i].x;
-        __syncthreads();
-        if (count <= 0) continue;
-        auto before = [&](int i, const uint2& entry) {
-            return keys[i] != entry.x ? keys[i] < entry.x : comes_before(others[i], entry, ids);
-        };
-        int at = 0, end = size;
-        while (at < end) {
-            int middle = (at + end) / 2;
-            if (before(middle, own[0])) {
-                at = middle + 1;
-            } else {
-                end = middle;
-            }
-        }
-#pragma unroll
-        for (int e = 0; e < MERGE_EACH; ++e) {
-            if (e >= count) break;
-            while (at < size && before(at, own[e])) ++at;
-            to[e] += at;
-        }
-    }
-#pragma unroll
-    for (int e = 0; e < MERGE_EACH; ++e) {
-        if (e < count) splat[to[e]] = static_cast<int>(own[e].y);
-    }
+    sort_in_block(shared, static_cast<int>(count), ids, [&](int i) { return entries[i]; },
+                  [&](int to, uint2 entry) { splat[to] = static_cast<int>(entry.y); });
 }
 
 cudaError_t sort_lists(cudaStream_t stream, const Lists& lists, const int64_t* ids, const Work& work, int64_t tiles,
                        const int64_t* starts, int* splat) {
-    int64_t parts = most_parts(lists.room);
-    sort_entries<<<static_cast<unsigned>(parts + tiles), SORT_THREADS, 0, stream>>>(lists, ids, work, parts, starts,
-                                                                                    splat);
-    CHECK(cudaGetLastError());
-    if (parts == 0) return cudaSuccess;
-    merge_parts<<<static_cast<unsigned>(parts), MERGE_THREADS, 0, stream>>>(lists, ids, work, starts, splat);
+    unsigned long_lists = static_cast<unsigned>(Lists::most_long(lists.room));
+    unsigned shares = static_cast<unsigned>(Lists::most_shares(lists.room));
+    int64_t buckets = Lists::most_buckets(lists.room);
+    if (long_lists > 0) {
+        split_lists<<<long_lists, SORT_THREADS, 0, stream>>>(lists, ids, work, starts);
+        CHECK(cudaGetLastError());
+        count_buckets<<<shares, SPREAD_THREADS, 0, stream>>>(lists, ids, work, starts);
+        CHECK(cudaGetLastError());
+        fill_buckets<<<shares, SPREAD_THREADS, 0, stream>>>(lists, ids, work, starts);
+        CHECK(cudaGetLastError());
+    }
+    unsigned blocks = static_cast<unsigned>(buckets + tiles);
+    sort_entries<<<blocks, SORT_THREADS, 0, stream>>>(lists, ids, work, buckets, starts, splat);
     return cudaGetLastError();
 }

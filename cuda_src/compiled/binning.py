@@ -19,13 +19,17 @@ _MOST_INSTANCES = 1 << 31
 """A position among instances is the sum of two numbers of 31 bits: list_instances in bin_list.cu."""
 _PITCH = 64
 """Planes begin at multiples of so many words: 256 bytes."""
-_SPLAT_PLANES = 4
-"""Depth key, number of tiles, and two words of tiles: struct Work in bin.cuh."""
+_SPLAT_PLANES = 5
+"""Depth key, number of tiles, two words of tiles, and the number of a wide splat: struct Work in bin.cuh."""
 _INSTANCE_PLANES = 4
-"""Depth key and splat of each entry of a list, and those of lists sorted in parts once more."""
-_PART = 4096
-"""Entries of a list that are sorted at once: PART in bin.cuh."""
-_COUNTS = 2
+"""Depth key and splat of each entry of a list, and those of long lists by bucket: struct Lists in bin.cuh."""
+_SORTED = 4096
+"""Entries that a block sorts: SORTED in bin.cuh."""
+_BUCKET = 1536
+"""Entries of a long list for which it has a bucket: BUCKET in bin.cuh."""
+_BUCKET_WORDS, _LONG_LIST_WORDS, _SHARE_WORDS = 6, 2, 2
+"""Words of struct Bucket, of LongList, and of a share: bin.cuh."""
+_COUNTS = 5
 """Words of struct Counts in bin.cuh."""
 
 
@@ -157,7 +161,9 @@ def _work(splats: int, listed: int, workspace: Workspace) -> Work:
 def _lists(instances: int, listed: int, workspace: Workspace) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
     """starts and splat of Bins, and the arguments by which `list_bins` is given them."""
     pitch = _pitch(instances)
-    memory = workspace.take("bin.instances", (_INSTANCE_PLANES * pitch + 4 * (instances // _PART),), torch.int32)
+    most_long = instances // _SORTED
+    extra = _BUCKET_WORDS * (instances // _BUCKET + most_long) + (_LONG_LIST_WORDS + _SHARE_WORDS) * most_long
+    memory = workspace.take("bin.instances", (_INSTANCE_PLANES * pitch + extra,), torch.int32)
     starts = workspace.take("bin.starts", (listed + 1,), torch.int64)
     splat = workspace.take("bin.splat", (instances,), torch.int32)
     return starts, splat, (count(instances), count(listed), memory, count(pitch), splat, starts)
