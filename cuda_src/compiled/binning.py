@@ -1,4 +1,4 @@
-"""bin_splats: what the kernels of bin.cu and bin_list.cu are given."""
+"""bin_splats: what the kernels of bin.cu, bin_list.cu and bin_sort.cu are given."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from cuda_src.compiled.view import view_of
 from cuda_src.operators import Bins, KernelSet, Room, Splats
 from cuda_src.workspace import Workspace
 
-_MOST_INSTANCES = 1 << 32
-"""The sort counts in 32 bits."""
+_MOST_INSTANCES = 1 << 31
+"""A position among instances is the sum of two numbers of 31 bits: list_instances in bin_list.cu."""
 _PITCH = 64
 """Planes begin at multiples of so many words: 256 bytes."""
-_SPLAT_PLANES = 7
-"""Two depth keys, number, two orders, and two words of tiles: struct Work in bin.cuh."""
-_INSTANCE_PLANES = 3
-"""Two places of a tile, and the splat."""
-_BLOCK = 256
-"""Splats a block: THREADS in config.h."""
-_COUNTS = 4
+_SPLAT_PLANES = 5
+"""Depth key, number of tiles, two words of tiles, and the number of a wide splat: struct Work in bin.cuh."""
+_INSTANCE_PLANES = 4
+"""Depth key and splat of each entry of a list, and those of long lists by bucket: struct Lists in bin.cuh."""
+_SORTED = 4096
+"""Entries that a block sorts: SORTED in bin.cuh."""
+_BUCKET = 1536
+"""Entries of a long list for which it has a bucket: BUCKET in bin.cuh."""
+_BUCKET_WORDS, _LONG_LIST_WORDS, _SHARE_WORDS = 6, 2, 2
+"""Words of struct Bucket, of LongList, and of a share: bin.cuh."""
+_COUNTS = 5
 """Words of struct Counts in bin.cuh."""
 _SPLAT_STARTS = "bin.splat_starts", torch.int64
 
@@ -114,7 +118,7 @@ def _prepared(
     """Bins of the room's size, and what fills them."""
     _check(room.instances)
     workspace.release(*_SPLAT_STARTS)  # Of a first visit, at which they were counted.
-    work, memory = _work(given.splats, room.instances, workspace)
+    work, memory = _work(given.splats, room.instances, listed, workspace)
     needed = workspace.take("bin.needed", (4,), torch.int64)
     starts, splat, lists = _lists(room.instances, listed, memory, workspace)
     launch = ReplayedLaunch(
@@ -132,22 +136,19 @@ def _binned_exactly(
     splat_starts = workspace.take(_SPLAT_STARTS[0], (n + 1,), _SPLAT_STARTS[1])
     device, view = splat_starts.device, ctypes.byref(view_of(kernels, camera))
 
-    def ordered(work: Work) -> int:
-        """Puts the splats in order; returns how many instances they have."""
-        by_splats = ctypes.byref(given), ctypes.byref(work)
-        call("order_splats", device, view, *by_splats, splat_starts)
-        instances, unordered = workspace.take("bin.counts", _counts_of(n), torch.int64)[:2].tolist()
-        if unordered:
-            call("order_by_id_first", device, *by_splats)
-        return instances
+    def counted(work: Work) -> int:
+        """Finds each splat's tiles; returns how many instances there are."""
+        call("count_instances", device, view, ctypes.byref(given), ctypes.byref(work), count(listed), splat_starts)
+        return int(workspace.take("bin.counts", _counts_of(listed), torch.int64)[0])
 
-    work, _ = _work(n, n, workspace)  # As many instances as splats, for a start: raster_forward will want no less.
-    instances = ordered(work)
+    # Memory for as many instances as splats, for a start: raster_forward will want no less.
+    work, _ = _work(n, n, listed, workspace)
+    instances = counted(work)
     _check(instances)
     held = lent_bytes(workspace)
-    work, memory = _work(n, instances, workspace)
+    work, memory = _work(n, instances, listed, workspace)
     if lent_bytes(workspace) != held:  # Room for the instances was not there: what has been found is lost.
-        ordered(work)
+        counted(work)
     starts, splat, lists = _lists(instances, listed, memory, workspace)
     call("list_bins", device, view, ctypes.byref(given), ctypes.byref(work), *lists, None)
     return Bins(_listed_tiles(camera, tiles, workspace), starts, splat, None, splat_starts)
@@ -157,20 +158,21 @@ def _listed_tiles(camera: Camera, tiles: torch.Tensor | None, workspace: Workspa
     return workspace.numbers(camera.tiles) if tiles is None else tiles
 
 
-def _counts_of(splats: int) -> tuple[int]:
-    """Shape of Work.counts."""
-    return (_COUNTS + -(-splats // _BLOCK),)
+def _counts_of(listed: int) -> tuple[int]:
+    """Shape of Work.counts, with an int32 for each listed tile."""
+    return (_COUNTS + -(-listed // 2),)
 
 
-def _work(splats: int, instances: int, workspace: Workspace) -> tuple[Work, ctypes.c_void_p]:
+def _work(splats: int, instances: int, listed: int, workspace: Workspace) -> tuple[Work, ctypes.c_void_p]:
     """Memory for so many splats, and that for so many instances to be sorted in. Both are lent."""
-    pitch = _pitch(splats)
-    words, scratch = ctypes.sizeof(ctypes.c_int32), scratch_bytes(max(splats, instances), workspace.device)
-    planes, lists, sorting = lent(
-        workspace, _SPLAT_PLANES * pitch * words, _INSTANCE_PLANES * _pitch(instances) * words, scratch
-    )
-    counts = workspace.take("bin.counts", _counts_of(splats), torch.int64)
-    work = Work(planes.data_ptr(), pitch, address(counts), Scratch(sorting.data_ptr(), scratch))
+    pitch, scratch = _pitch(splats), scratch_bytes(splats, workspace.device)
+    most_long = instances // _SORTED
+    buckets = _BUCKET_WORDS * (instances // _BUCKET + most_long) + (_LONG_LIST_WORDS + _SHARE_WORDS) * most_long
+    sorted_in = _INSTANCE_PLANES * _pitch(instances) + buckets
+    word = ctypes.sizeof(ctypes.c_int32)
+    planes, lists, summing = lent(workspace, _SPLAT_PLANES * pitch * word, sorted_in * word, scratch)
+    counts = workspace.take("bin.counts", _counts_of(listed), torch.int64)
+    work = Work(planes.data_ptr(), pitch, address(counts), Scratch(summing.data_ptr(), scratch))
     return work, ctypes.c_void_p(lists.data_ptr())
 
 
@@ -180,9 +182,8 @@ def _lists(
     """starts and splat of Bins, and the arguments by which `list_bins` is given them and memory to sort in."""
     starts = workspace.take("bin.starts", (listed + 1,), torch.int64)
     splat = workspace.take("bin.splat", (instances,), torch.int32)
-    tile_bits = max(1, (listed - 1).bit_length())
     pitch = count(_pitch(instances))
-    return starts, splat, (count(instances), count(listed), tile_bits, memory, pitch, splat, starts)
+    return starts, splat, (count(instances), count(listed), memory, pitch, splat, starts)
 
 
 def _check(instances: int) -> None:

@@ -40,12 +40,13 @@ constexpr int MOST_SEGMENTS = TILE_THREADS;
 // List entries read by one load of shared memory.
 constexpr int LISTED = 4;
 
-// Tiles of a splat's span that one thread tests by itself; the warp shares wider spans. Most spans have 1-6 tiles.
+// Tiles of a splat's span that one thread of `route_splats` tests by itself; the warp shares wider spans. Most spans have
+// 1-6 tiles.
 constexpr int OWN_SPAN = 12;
 
-// Equal depths that one thread puts in order by itself, by insertion. Longer runs, a plane seen face on, send the
-// whole list through a sort by id first.
-constexpr int TIE_RUN = 64;
+// Depths of a tile's list, alike in the bits sorted by, that threads put in order by comparing all with all. With longer
+// runs, a wall seen face on, the list is sorted by all bits, and by id first.
+constexpr int TIE_RUN = 32;
 
 // Floats that one instruction moves at most, 16 bytes.
 constexpr int PIECE = 4;
@@ -78,3 +79,13 @@ struct Queue {
 
 __device__ inline int lane_index() { return threadIdx.x & (WARP - 1); }
 __device__ inline int warp_index() { return threadIdx.x / WARP; }
+
+// The lanes' values added up, to this lane and with it.
+template <typename T>
+__device__ inline T sum_up_to_lane(T value) {
+    for (int step = 1; step < WARP; step *= 2) {
+        T below = __shfl_up_sync(ALL_LANES, value, step);
+        if (lane_index() >= step) value += below;
+    }
+    return value;
+}

@@ -1,4 +1,4 @@
-"""Scratch of CUB's prefix sums and sorts, from the caller's workspace."""
+"""Scratch of CUB's prefix sums, from the caller's workspace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Scratch(ctypes.Structure):
 
 
 def scratch_for(items: int, workspace: Workspace) -> Scratch:
-    """Scratch for sorting, or adding up, at most so many items, in a buffer of its own."""
+    """Scratch for adding up at most so many items, in a buffer of its own."""
     # All that is there, so that the same tensor does for every size.
     size = max(scratch_bytes(items, workspace.device), workspace.capacity("compiled.scratch", torch.uint8))
     memory = workspace.take("compiled.scratch", (size,), torch.uint8)
