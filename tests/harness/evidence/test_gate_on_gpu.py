@@ -55,6 +55,7 @@ def trees(tmp_path_factory):
 
 def state(trees, running):
     """Of the one cell, running in that tree against the sound one."""
+    given = os.environ.get("PYTHONPATH")  # As of libraries that are not installed; it may hold these sources too.
     command = [
         "regress",
         "--against",
@@ -69,7 +70,7 @@ def state(trees, running):
     done = subprocess.run(
         [sys.executable, "-P", "-m", "harness", *command],
         cwd=trees,
-        env={**os.environ, "PYTHONPATH": str(trees / running)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(trees / running), given)))},
         capture_output=True,
         text=True,
         timeout=290,
