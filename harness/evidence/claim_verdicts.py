@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from statistics import mean, stdev
 
 from harness.evidence.measured import MeasuredCell, read
 from harness.measure.statistics import median
@@ -35,7 +36,9 @@ class ClaimVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class Tested:
-    """A claim and what came of it on one machine. found: as `published`; None where nothing was measured."""
+    """A claim and what came of it on one machine. found: as `published`, mean over seeds; None where nothing was
+    measured. seeds: how many were measured. spread: standard deviation over them, None of one.
+    """
 
     claim: Claim
     verdict: ClaimVerdict
@@ -43,27 +46,37 @@ class Tested:
     found: float | None = None
     machine: str | None = None
     commit: str | None = None
+    seeds: int = 0
+    spread: float | None = None
+
+
+Side = list[MeasuredCell]
+"""The cells of one case: one a seed, in their order."""
 
 
 def judge_claims(suite: Path, folders: Sequence[Path]) -> list[Tested]:
     """Every claim of a suite, by the records at or below the folders: one entry a machine that has its cells.
 
     Cells are found by what they are, whichever suite ran them. Published figures are never taken from records: only
-    ratios of measured values, or measured values themselves, stand beside them.
+    ratios and differences of measured values, or measured values themselves, stand beside them.
     """
     by_environment: dict[str, dict[str, MeasuredCell]] = defaultdict(dict)
     for cell in read(folders):
         by_environment[cell.key[1]][cell.key[0]] = cell
-    ids: dict[str, set[str]] = defaultdict(set)
+    cases: list[dict[str, list[str]]] = []
     for device in DEVICES:
         planned = plan(suite, device=device)
+        ids: dict[str, list[str]] = defaultdict(list)
         for one in planned.cells:
             for name in (one.cell.name or "").split(NAME_SEPARATOR):
-                ids[name].add(one.cell_id)
-    return [tested for claim in planned.claims for tested in _tested(claim, by_environment.values(), ids)]
+                ids[name].append(one.cell_id)
+        cases.append(ids)
+    return [tested for claim in planned.claims for tested in _tested(claim, by_environment.values(), cases)]
 
 
-def _tested(claim: Claim, machines: Iterable[dict[str, MeasuredCell]], ids: dict[str, set[str]]) -> list[Tested]:
+def _tested(
+    claim: Claim, machines: Iterable[dict[str, MeasuredCell]], cases: Sequence[dict[str, list[str]]]
+) -> list[Tested]:
     if claim.planned is not None:
         return [Tested(claim, ClaimVerdict.planned, claim.planned)]
     if claim.not_testable is not None:
@@ -71,43 +84,72 @@ def _tested(claim: Claim, machines: Iterable[dict[str, MeasuredCell]], ids: dict
     assert claim.test is not None
     found = []
     for cells in machines:
-        ours = _of(cells, ids[claim.test])
-        theirs = None if claim.against is None else _of(cells, ids[claim.against])
-        if ours is not None and (claim.against is None or theirs is not None):
-            found.append(_judged(claim, ours, theirs))
+        for ids in cases:
+            ours = _side(cells, ids[claim.test])
+            theirs = None if claim.against is None else _side(cells, ids[claim.against])
+            if ours and (claim.against is None or theirs):
+                found.append(_judged(claim, ours, theirs))
+                break
     return found or [Tested(claim, ClaimVerdict.no_record, f"no record of {claim.fate}")]
 
 
-def _of(cells: dict[str, MeasuredCell], ids: set[str]) -> MeasuredCell | None:
-    return next((cells[identity] for identity in ids if identity in cells), None)
+def _side(cells: dict[str, MeasuredCell], ids: Sequence[str]) -> Side:
+    """The case's cells, if all of its seeds are there."""
+    return [cells[identity] for identity in ids] if all(identity in cells for identity in ids) else []
 
 
-def _judged(claim: Claim, ours: MeasuredCell, theirs: MeasuredCell | None) -> Tested:
-    def tested(verdict: ClaimVerdict, reason: str, found: float | None = None) -> Tested:
-        return Tested(claim, verdict, reason, found, ours.first.machine, ours.first.commit)
+def _judged(claim: Claim, ours: Side, theirs: Side | None) -> Tested:
+    first = ours[0]
 
-    for cell in (ours, theirs):
-        if cell is not None and not cell.ok:
+    def tested(verdict: ClaimVerdict, reason: str, *found: float) -> Tested:
+        value = mean(found) if found else None
+        spread = stdev(found) if len(found) > 1 else None
+        return Tested(claim, verdict, reason, value, first.first.machine, first.first.commit, len(found), spread)
+
+    for cell in (*ours, *(theirs or ())):
+        if not cell.ok:
             return tested(ClaimVerdict.no_record, f"{cell.label} {cell.trouble}")
-    values = [_values(cell, claim) for cell in (ours, theirs) if cell is not None]
-    if not all(values) or not all(median(side) > 0 for side in values):
+    if theirs is not None and len(ours) != len(theirs):
+        return tested(ClaimVerdict.no_record, f"{len(ours)} seeds against {len(theirs)}")
+    values = [[_values(cell, claim) for cell in side] for side in (ours, theirs) if side is not None]
+    if not all(all(side) for side in values) or not all(median(seed) > 0 for side in values for seed in side):
         return tested(ClaimVerdict.no_record, f"{claim.metric} was not measured")
-    measured = median(values[0]) / (median(values[1]) if theirs is not None else 1.0)
-    stand_in = bool(ours.ok[0].result and ours.ok[0].result.scene and ours.ok[0].result.scene.synthetic_stand_in)
-    reason = "CPU-size scene" if stand_in else ""
-    if METRICS[claim.metric][0] in ("s", "1/s") and ours.settings["device"] == "cpu":
-        said = "modelled" if ours.source(claim.metric) == "modelled" else "measured"
-        return tested(ClaimVerdict.needs_gpus, f"{said} on a CPU", measured)
-    share = effect_share(claim.published, measured, relative=theirs is not None)
+    effects = [_effect(claim, *map(median, pair)) for pair in zip(*values, strict=True)]
+    stand_in = bool(first.ok[0].result and first.ok[0].result.scene and first.ok[0].result.scene.synthetic_stand_in)
+    if METRICS[claim.metric][0] in ("s", "1/s") and first.settings["device"] == "cpu":
+        said = "modelled" if first.source(claim.metric) == "modelled" else "measured"
+        return tested(ClaimVerdict.needs_gpus, f"{said} on a CPU", *effects)
+    reasons = ["CPU-size scene"] if stand_in else []
+    share = effect_share(claim.published, mean(effects), relative=theirs is not None and not _in_decibels(claim))
     if share >= REPRODUCED:
         verdict = ClaimVerdict.reproduced
     else:
         verdict = ClaimVerdict.partly if share >= PARTLY else ClaimVerdict.not_reproduced
-    return tested(verdict, reason, measured)
+    if theirs is not None and len(effects) > 1 and not _beyond_chance(effects, 0.0 if _in_decibels(claim) else 1.0):
+        verdict = ClaimVerdict.not_reproduced
+        reasons.append("seeds scatter by more than the effect")
+    return tested(verdict, "; ".join(reasons), *effects)
+
+
+def _effect(claim: Claim, ours: float, theirs: float | None = None) -> float:
+    if theirs is None:
+        return ours
+    return ours - theirs if _in_decibels(claim) else ours / theirs
+
+
+def _in_decibels(claim: Claim) -> bool:
+    """A metric that is a logarithm already, of which a ratio would say nothing."""
+    return METRICS[claim.metric][0] == "dB"
+
+
+def _beyond_chance(effects: Sequence[float], none: float) -> bool:
+    """Whether the mean over seeds is further from no effect than twice its standard error."""
+    return abs(mean(effects) - none) > 2 * stdev(effects) / math.sqrt(len(effects))
 
 
 def effect_share(published: float, found: float, relative: bool) -> float:
-    """How much of the published effect was found: of ratios by their logarithms, of plain values by their ratio."""
+    """How much of the published effect was found: of ratios by their logarithms, of values and differences by their
+    ratio."""
     return math.log(found) / math.log(published) if relative else found / published
 
 

@@ -14,8 +14,10 @@ def claims_sheet(suite: str, tested: Sequence[Tested]) -> Sheet:
     rows, data = [], []
     for one in tested:
         claim = one.claim
-        said = "; ".join(part for part in (claim.says, one.machine, one.reason) if part)
-        rows.append([claim.id, number(claim.published), number(one.found), str(one.verdict), said])
+        over = f"{one.seeds} seeds" if one.seeds > 1 else ""
+        said = "; ".join(part for part in (claim.says, one.machine, over, one.reason) if part)
+        found = number(one.found) if one.spread is None else f"{number(one.found)} ± {number(one.spread)}"
+        rows.append([claim.id, number(claim.published), found, str(one.verdict), said])
         data.append(
             {
                 "id": claim.id,
@@ -24,6 +26,8 @@ def claims_sheet(suite: str, tested: Sequence[Tested]) -> Sheet:
                 "metric": claim.metric,
                 "published": claim.published,
                 "found": one.found,
+                "seeds": one.seeds,
+                "spread": one.spread,
                 "verdict": str(one.verdict),
                 "reason": one.reason,
                 "machine": one.machine,
@@ -40,7 +44,8 @@ def claims_sheet(suite: str, tested: Sequence[Tested]) -> Sheet:
         under="what is said; where, and why",
         below=[
             ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "No claims.",
-            "Reproduced: at least 90 % of the effect (logarithms of ratios), partly: 50 %. Authors' figures are of "
+            "Reproduced: at least 90 % of the effect (logarithms of ratios), partly: 50 %; not, where seeds scatter by "
+            "more (the mean's doubled standard error). ± is the standard deviation over seeds. Authors' figures are of "
             "their hardware and scenes.",
         ],
         data=data,

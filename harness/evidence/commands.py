@@ -86,7 +86,7 @@ def regress(
     if found.results or found.accepted is None:  # Of the first baseline there is nothing to tell.
         sheet.write(Format.json if as_json else kind, Console())
     if junit is not None:
-        write_atomically(junit, as_junit(found.title, found.results))
+        write_atomically(junit, as_junit(found.title, found.results, strict))
     if summary is not None:
         with summary.open("a", encoding="utf-8") as file:
             file.write(sheet.markdown() + "\n\n")

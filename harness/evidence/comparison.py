@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from harness.evidence.gates import Change, OtherBits, changes
 from harness.evidence.measured import DEFAULTS, MeasuredCell, fields, read
 from harness.evidence.verdicts import Judgement, Verdict, judge, minimum_effect
 from harness.suite import validation
+from harness.suite.identity import LEFT_OUT
 
 TIMES = {"throughput": "step_seconds", "train": "train_seconds", "render": "render_seconds"}
 """What a scenario is judged by; on a CPU by CPU seconds, where records have them."""
@@ -20,6 +21,10 @@ GROUPS = ("scene", "options", "training")
 """Fields of a cell that hold fields of their own, named as in `scene.gaussians`."""
 _FOLLOWS = {"strategy": ("options", "engine"), "ranks": ("engine",), "device": ("kernels", "engine")}
 """Fields that an axis decides: a strategy's options are its own, and `auto` engines follow the ranks."""
+_LABELS = ("scene.stand_in", "scene.optional")
+"""Fields of a scene that its cell's id leaves out."""
+_FEW = 3
+"""Fields in which two cells may differ to be called near each other."""
 _OTHER_WORKLOAD = ("scene", "size", "from", "scenario")
 """Axes along which cameras, images or Gaussians are others."""
 
@@ -140,8 +145,35 @@ def _by_cell(a: list[MeasuredCell], b: list[MeasuredCell], across: bool) -> list
             met |= {other.key for other in others.values()}
             pairs += _unlike(cell, list(others.values()), across)
         else:
-            pairs.append(Pair(cell, None, Judgement(Verdict.no_data, "B has no such cell")))
-    return pairs + [Pair(None, c, Judgement(Verdict.no_data, "A has no such cell")) for c in b if c.key not in met]
+            pairs.append(Pair(cell, None, Judgement(Verdict.no_data, "B has no such cell" + _nearest(cell, b))))
+    alone = [cell for cell in b if cell.key not in met]
+    return pairs + [
+        Pair(None, cell, Judgement(Verdict.no_data, "A has no such cell" + _nearest(cell, a))) for cell in alone
+    ]
+
+
+def _nearest(cell: MeasuredCell, others: Sequence[MeasuredCell]) -> str:
+    """What the cell of the same name or strategy that is most like this one has otherwise; empty if that is much."""
+    named = "name" if cell.settings["name"] else "strategy"
+    alike = [other for other in others if other.settings[named] == cell.settings[named]]
+    found = min((_differences(cell, other) for other in alike), key=len, default=[])
+    return f"; nearest differs in {', '.join(found)}" if 0 < len(found) <= _FEW else ""
+
+
+def _differences(cell: MeasuredCell, other: MeasuredCell) -> list[str]:
+    """Fields, dotted, that decide a result and differ, each with both values."""
+    mine, theirs = (dict(_flat(one.settings)) for one in (cell, other))
+    keys = [key for key in {**mine, **theirs} if key.split(".")[0] not in LEFT_OUT and key not in _LABELS]
+    return [f"{k} ({mine.get(k)}, {theirs.get(k)})" for k in keys if mine.get(k) != theirs.get(k)]
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of fields that hold fields, with their values."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _unlike(

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.evidence.comparison import Comparison, Pair
 from harness.evidence.sheet import Sheet
+from harness.evidence.verdicts import MIN_REPEATS
 from harness.report.quantities import NONE, change, milliseconds
 
 
@@ -27,6 +28,9 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     verdicts = Counter(str(pair.judgement.verdict) for pair in comparison.pairs)
     if below:
         below.insert(0, "Counts that differ:")
+    if any(_too_few(pair) for pair in comparison.pairs):
+        wanted = "--set repeats=5 runs what is missing of five"
+        below.insert(0, f"A verdict takes {MIN_REPEATS} repeats a side: {wanted}.")
     below.insert(0, ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "Nothing to compare.")
     metrics = sorted({pair.metric for pair in comparison.pairs if pair.metric})
     if metrics:
@@ -41,6 +45,12 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
         data=[_data(pair) for pair in comparison.pairs],
         facts={"a": comparison.a, "b": comparison.b, "by": comparison.by, "across": comparison.across},
     )
+
+
+def _too_few(pair: Pair) -> bool:
+    """Whether both sides have values, and one too few."""
+    cells = [cell for cell in (pair.a, pair.b) if cell is not None and cell.ok]
+    return len(cells) == 2 and bool(pair.metric) and min(len(cell.ok) for cell in cells) < MIN_REPEATS
 
 
 def _unlike(pair: Pair) -> bool:

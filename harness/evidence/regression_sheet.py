@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from harness.evidence.regression import INCOMPLETE, REGRESSED, CellResult, State
+from harness.evidence.regression import DOUBTFUL, INCOMPLETE, REGRESSED, CellResult, State
 from harness.evidence.sheet import Sheet
 from harness.report.quantities import change, milliseconds
 
@@ -47,9 +47,10 @@ def _data(result: CellResult) -> dict[str, Any]:
     }
 
 
-def junit(title: str, results: Sequence[CellResult]) -> str:
-    """A test case a cell: what regressed or is incomplete fails, what has no data is skipped."""
-    failing = REGRESSED | INCOMPLETE
+def junit(title: str, results: Sequence[CellResult], strict: bool = False) -> str:
+    """A test case a cell: what regressed or is incomplete fails, what has no data is skipped; strict: as of the exit
+    code."""
+    failing = REGRESSED | INCOMPLETE | (DOUBTFUL if strict else frozenset())
     suite = ElementTree.Element(
         "testsuite",
         name=f"regress {title}",

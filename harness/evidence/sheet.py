@@ -17,6 +17,7 @@ from rich.text import Text
 
 from harness.evidence.forms import Format
 from harness.report.markdown import cell as markdown_cell
+from harness.report.quantities import NONE
 
 WIDTH = 80
 """Columns that every table fits into."""
@@ -79,18 +80,32 @@ class Sheet:
 
     def _table(self) -> Table:
         table = Table(
-            title=escape(self.title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
+            title=escape(self.title),
+            title_justify="left",
+            title_style="bold",
+            box=None,
+            padding=(0, 2, 0, 0),
+            expand=bool(self.under),  # What stands under the first column has its width.
         )
-        beside = [place for place, heading in enumerate(self.columns) if heading != self.under]
+        beside = [place for place, heading in enumerate(self.columns) if heading != self.under and self._says(place)]
         for place in beside:
             heading = self.columns[place]
-            table.add_column(heading, justify="right" if heading in self.right else "left", overflow="fold")
+            table.add_column(
+                heading,
+                justify="right" if heading in self.right else "left",
+                overflow="fold",
+                ratio=1 if self.under and place == 0 else None,
+            )
         for row in self.rows:
             first, *others = (self._coloured(row[place]) for place in beside)
             text = row[self.columns.index(self.under)] if self.under else ""
             about = Padding(Text(text, style="dim"), (0, 0, 0, 2))
             table.add_row(Group(Text.from_markup(first), about) if text else first, *others)
         return table
+
+    def _says(self, place: int) -> bool:
+        """Whether a column of figures has any."""
+        return self.columns[place] not in self.right or not self.rows or any(row[place] != NONE for row in self.rows)
 
     @staticmethod
     def _coloured(text: str) -> str:

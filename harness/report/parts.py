@@ -129,7 +129,7 @@ def some(rows: pd.DataFrame, by: str, most: int) -> tuple[pd.DataFrame, str]:
     return rows[rows[by].isin(kept)], f" {most} of {len(firsts)}, some of each strategy and number of ranks."
 
 
-def to_draw(titled: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
+def to_draw(titled: Iterable[T]) -> list[T]:
     """Those of the groups that a section draws: all, or the first few of many."""
     found = list(titled)
     return found if len(found) <= MOST_GROUPS else found[:FEW_GROUPS]

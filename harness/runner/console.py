@@ -20,6 +20,8 @@ def label(cell: Cell, repeat: int = 0) -> str:
     ranks = f"{cell.ranks} rank{'s' if cell.ranks != 1 else ''}"
     words = [cell.strategy, ranks, cell.scenario] if cell.name is None else [cell.name, cell.strategy, ranks]
     words += [f"{key} {value}" for key, value in cell.options.items()] if cell.name is None else []
+    if cell.seed:
+        words.append(f"seed {cell.seed}")
     if cell.repeats > 1:
         words.append(f"repeat {repeat + 1}/{cell.repeats}")
     return ", ".join(words)

@@ -18,8 +18,8 @@ class Claim(Frozen):
     """One published figure.
 
     A claim is tested by comparing `metric` of the case `test` with that of the case `against` (their ratio is the
-    effect), or by the value of `test` alone where there is no `against`. Exactly one of `test`, `planned` and
-    `not_testable` says what becomes of it.
+    effect, of decibels their difference), or by the value of `test` alone where there is no `against`. Exactly one of
+    `test`, `planned` and `not_testable` says what becomes of it.
     """
 
     id: str
@@ -27,7 +27,7 @@ class Claim(Frozen):
     says: str
     """The claim in a sentence, with the authors' hardware."""
     published: float
-    """Of the metric, or of its ratio where `against` is given."""
+    """Of the metric, or of its ratio or difference where `against` is given."""
     metric: str
     test: str | None = None
     against: str | None = None

@@ -5,7 +5,7 @@ name, description                     texts
 defaults: {...}                       settings of every cell
 prepare: {name: {...}}                training runs whose Gaussians cells start from (`from: name`)
 axes: {key: [values]}                 their product; or a list of such, their products one after another
-cases: [{name: ..., ...}]             single points
+cases: [{name: ..., ...}]             single points; with `seeds: 5` one for each of so many
 ladder: {strategy, steps, ...}        an ablation, or a list of them
 exclude: [{key: value or values}]     points left out
 by_device: {cpu: {...}, cuda: {...}}  the same sections, merged over these once the device is known
@@ -22,7 +22,7 @@ from typing import Any
 from harness.suite import validation
 from harness.suite.cell import Cell
 from harness.suite.claims import Claim, read_claims
-from harness.suite.settings import leaves, merged, nested, single
+from harness.suite.settings import leaves, merged, nested, plain, single
 from harness.suite.yaml_source import LocatedList, LocatedMap, Place, describe, read
 
 GRAMMAR = 1
@@ -200,8 +200,24 @@ def _cases(document: LocatedMap) -> tuple[Case, ...]:
         seen[name] = case.value_places["name"]
         settings = case.copy()
         del settings["name"]
-        cases.append(Case(name, _settings(settings, where, ("name",))))
+        settings.pop("seeds", None)
+        settings = _settings(settings, where, ("name", "seeds"))
+        for seed in _seeds(case, where):
+            cases.append(Case(name, settings if seed is None else merged(settings, seed)))
     return tuple(cases)
+
+
+def _seeds(case: LocatedMap, where: str) -> list[LocatedMap | None]:
+    """Settings of each of the case's seeds, from 0 on; without `seeds` none, once."""
+    if "seeds" not in case:
+        return [None]
+    key, value = case.key_places["seeds"], case.value_places["seeds"]
+    count = plain(case["seeds"])
+    if not isinstance(count, int) or isinstance(count, bool) or count < 2:
+        raise value.error(f"{where}seeds: value {describe(case['seeds'])}; expected a number of seeds, two or more")
+    if "seed" in case:
+        raise key.error(f"{where}seeds: given beside seed; expected one of both")
+    return [single("seed", seed, key, value) for seed in range(count)]
 
 
 def _ladders(document: LocatedMap) -> tuple[Ladder, ...]:

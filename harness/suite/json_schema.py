@@ -25,7 +25,8 @@ def suite_schema() -> Schema:
     keys["scene"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/SceneSpec"}]}
     keys["strategy"] = {"type": "string", "examples": list(strategies())}
     definitions["settings"] = _object(keys, dotted=True)
-    definitions["case"] = _object(keys, dotted=True, required=["name"])
+    seeds = {"type": "integer", "minimum": 2, "description": "The case once for each of so many seeds, from 0 on."}
+    definitions["case"] = _object(keys | {"seeds": seeds}, dotted=True, required=["name"])
     definitions["axes"] = {"type": "object", "additionalProperties": {"type": "array", "minItems": 1}}
     step = {"type": "object", "minProperties": 1}
     ladder = {

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from harness.report import palette
 from harness.report.drawing import bars
 from harness.report.frames import Results
-from harness.report.parts import MOST_BARS, MOST_GROUPS, Plot, Section, Table, figure, groups, tabulated, text
+from harness.report.parts import MOST_BARS, Plot, Section, Table, figure, groups, tabulated, text, to_draw
 from harness.report.quantities import byte_unit, change, decibels, difference, memory, number, ranks
 
 _BASE_NAMES = ("base", "as it stands")
@@ -129,14 +129,16 @@ def _bases(rows: pd.DataFrame) -> list[int]:
 def section(results: Results) -> Section:
     """A plot and a table for each comparison."""
     found = Section("ablation", "Ablation")
-    for i, comparison in enumerate(comparisons(results), start=1):
+    compared = comparisons(results)
+    drawn = len(to_draw(compared))
+    for i, comparison in enumerate(compared, start=1):
         if comparison.climbs:
             words = "Each step against the one before; all-… leaves one mechanism out of all."
         else:
             words = f"Each case against “{comparison.cases[comparison.against[0]].name}”."
         if comparison.modelled:
             words += " Rates in hollow, hatched bars are modelled."
-        if i <= MOST_GROUPS:
+        if i <= drawn:
             shown = comparison.first(MOST_BARS)
             if len(shown.cases) < len(comparison.cases):
                 words += f" The first {len(shown.cases)} of {len(comparison.cases)}."

@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 
 from harness.cli import app
 from harness.evidence.claim_verdicts import ClaimVerdict, effect_share, judge_claims
+from harness.evidence.claims_sheet import claims_sheet
+from harness.records.store import records
+from harness.suite.machine import Machine
 from harness.suite.plan import plan
 
 CHECKOUT = Path(__file__).parents[3]
@@ -111,11 +114,88 @@ def test_the_command_speaks_json(tmp_path, folder):
     assert [row["id"] for row in json.loads(done.stdout)["rows"]] == ["bytes", "zeros", "time", "photos", "later"]
 
 
-def test_every_claim_whose_cell_runs_on_a_cpu_has_a_verdict_from_committed_records():
+SEEDS = """\
+suite: 1
+defaults: {scene: {city: small_aerial, points: 50}, scenario: train, size: [16, 12]}
+cases:
+  - {name: ours, strategy: splaxel, options: {boundary: drop}, seeds: 5}
+  - {name: theirs, strategy: splaxel, options: {boundary: keep}, seeds: 5}
+claims:
+  - {id: gain, system: splaxel, says: gains 0.3 dB, published: 0.3, metric: psnr, test: ours, against: theirs}
+"""
+
+
+@pytest.fixture
+def trained(folder, tmp_path):
+    """Records PSNR of both cases, a value a seed (none: not recorded); what becomes of the claim."""
+    suite = tmp_path / "seeds.yaml"
+    suite.write_text(SEEDS)
+    run = folder("seeds")
+
+    def judged(ours, theirs):
+        cells = plan(suite, device="cpu").cells
+        assert [planned.cell.seed for planned in cells] == [0, 1, 2, 3, 4] * 2
+        for planned, psnr in zip(cells, [*ours, *theirs], strict=True):
+            if psnr is not None:
+                run.cell(metrics={"psnr": psnr}, **planned.cell.model_dump(exclude={"suite"}, by_alias=True))
+        (tested,) = judge_claims(suite, [run.path])
+        return tested
+
+    return judged
+
+
+BASE = (20.0, 21.0, 20.5, 19.5, 20.2)
+
+
+def test_a_claim_of_decibels_is_the_difference_seed_by_seed_with_its_spread(trained):
+    tested = trained([value + gain for value, gain in zip(BASE, (0.28, 0.32, 0.3, 0.29, 0.31), strict=True)], BASE)
+    assert tested.verdict is ClaimVerdict.reproduced
+    assert (tested.found, tested.seeds) == (pytest.approx(0.3), 5)
+    assert tested.spread == pytest.approx(0.0158, abs=1e-4)
+
+
+def test_an_effect_that_seeds_scatter_beyond_is_not_reproduced(trained):
+    tested = trained([value + gain for value, gain in zip(BASE, (1.5, -0.9, 0.9, -0.6, 0.6), strict=True)], BASE)
+    assert tested.found == pytest.approx(0.3)
+    assert tested.verdict is ClaimVerdict.not_reproduced
+    assert "seeds scatter by more than the effect" in tested.reason
+
+
+def test_a_case_with_a_seed_missing_has_no_verdict(trained):
+    assert trained(BASE, (*BASE[:4], None)).verdict is ClaimVerdict.no_record
+
+
+def test_the_table_shows_the_spread_over_seeds(trained):
+    tested = trained([value + gain for value, gain in zip(BASE, (0.28, 0.32, 0.3, 0.29, 0.31), strict=True)], BASE)
+    (row,) = claims_sheet("seeds", [tested]).rows
+    assert row[2] == "0.300 ± 0.0158"
+    assert "5 seeds" in row[-1]
+
+
+def machines():
+    """Those of the committed records, each with its label: a CPU, or so many GPUs with their compiler."""
+    found = {record.machine for _, record in records(CHECKOUT / "reports")}
+    for label in sorted(found):
+        gpus = int(label.split("x ")[0]) if "NVIDIA" in label else 0
+        yield label, Machine(gpus=gpus, cpus=2, compiled=gpus > 0, nvcc=gpus > 0, numba_cuda=gpus > 0)
+
+
+def test_every_claim_whose_cells_run_on_a_committed_machine_has_a_verdict_from_it():
     suite = CHECKOUT / "suites" / "claims.yaml"
-    runnable = {planned.cell.name for planned in plan(suite, device="cpu").cells if planned.skip is None}
     tested = judge_claims(suite, [CHECKOUT / "reports"])
-    open_claims = [
-        one.claim.id for one in tested if one.verdict is ClaimVerdict.no_record and one.claim.test in runnable
-    ]
+    judged = {(one.claim.id, one.machine) for one in tested if one.verdict is not ClaimVerdict.no_record}
+    open_claims, asked = [], 0
+    for label, machine in machines():
+        planned = plan(suite, device="cuda" if machine.gpus else "cpu", machine=machine)
+        runs = {}
+        for one in planned.cells:
+            runs[one.cell.name] = runs.get(one.cell.name, True) and one.skip is None
+        for claim in planned.claims:
+            if claim.test and runs[claim.test] and (claim.against is None or runs[claim.against]):
+                asked += 1
+                # The claim is judged on this kind of machine; CPUs of other models count as one.
+                where = [name for identity, name in judged if identity == claim.id]
+                if not any(name == label or (not machine.gpus and "NVIDIA" not in name) for name in where):
+                    open_claims.append((claim.id, label))
+    assert asked > 10
     assert open_claims == []

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from harness.cli import app
 from harness.errors import EXIT_NOTHING, EXIT_USAGE, UserError
 from harness.evidence.comparison import compare
+from harness.evidence.comparison_sheet import comparison_sheet
 from harness.evidence.verdicts import Verdict
 
 STEADY = (1.00, 1.01, 0.99, 1.005, 0.995)
@@ -164,3 +165,27 @@ def test_deterministic_cells_with_other_gaussians_are_told_apart(folder):
         "Gaussians are not equal to the last bit (hash abababababab → cdcdcdcdcdcd)"
     ]
     assert compare(a.path, a.path).pairs[0].counts == []
+
+
+def test_a_cell_without_a_counterpart_is_told_what_the_nearest_has_otherwise(folder):
+    a, b = folder("a"), folder("b")
+    a.cell(STEADY, strategy="grendel", ranks=2, images=100)
+    b.cell(STEADY, strategy="grendel", ranks=2, images=120)
+    b.cell(STEADY, strategy="grendel", ranks=4, images=120, batch=2, seed=3)
+    b.cell(STEADY, strategy="single")
+    reasons = [reason for _, _, reason in said(compare(a.path, b.path))]
+    assert reasons == [
+        "B has no such cell; nearest differs in images (100, 120)",
+        "A has no such cell; nearest differs in images (120, 100)",
+        "A has no such cell",
+        "A has no such cell",
+    ]
+
+
+def test_too_few_repeats_are_told_how_to_become_enough(folder):
+    a, b = folder("a"), folder("b")
+    a.cell(STEADY[:1])
+    b.cell(STEADY)
+    advice = "A verdict takes 4 repeats a side: --set repeats=5 runs what is missing of five."
+    assert advice in comparison_sheet(compare(a.path, b.path)).below
+    assert advice not in comparison_sheet(compare(b.path, b.path)).below

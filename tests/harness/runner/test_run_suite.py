@@ -260,7 +260,7 @@ def test_a_line_for_each_cell_shows_its_headline_where_there_is_no_terminal(run,
     text = StringIO()
     run(planned("ok"), planned("raises", seed=1), console=Console(file=text, width=200))
     assert "[1/2] ok, single, 1 rank  ok  7 views/s" in text.getvalue()
-    assert "[2/2] raises, single, 1 rank  failed  ValueError: no such colour" in text.getvalue()
+    assert "[2/2] raises, single, 1 rank, seed 1  failed  ValueError: no such colour" in text.getvalue()
 
 
 def test_bars_on_a_terminal_show_steps_speed_and_loss(run, planned, monkeypatch):

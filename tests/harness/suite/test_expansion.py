@@ -114,6 +114,16 @@ def test_another_city_replaces_the_scene_and_the_same_one_is_changed(cells: Cell
     ]
 
 
+def test_a_case_of_several_seeds_is_a_cell_a_seed(cells: Cells) -> None:
+    found = cells("cases: [{name: one, seeds: 3, batch: 2}, {name: two}]\n")
+    assert [(cell.name, cell.seed, cell.batch) for cell in found] == [
+        ("one", 0, 2),
+        ("one", 1, 2),
+        ("one", 2, 2),
+        ("two", 0, 1),
+    ]
+
+
 def test_cases_start_from_the_defaults_and_not_from_the_axes(cells: Cells) -> None:
     found = cells("defaults: {batch: 2}\naxes: {ranks: [2]}\ncases: [{name: one, seed: 5}]\n")
     assert [(c.name, c.batch, c.ranks, c.seed) for c in found] == [(None, 2, 2, 0), ("one", 2, 1, 5)]

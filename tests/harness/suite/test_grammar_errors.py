@@ -58,6 +58,15 @@ STRUCTURE = [
     ("suite: 1\ncases:\n  - 7\n", "s.yaml:3: cases[0]: value 7; expected a mapping"),
     ("suite: 1\ncases:\n  - {ranks: 1}\n", "s.yaml:3: cases[0].name: missing; expected a name of its own"),
     (
+        "suite: 1\ncases:\n  - {name: a, seeds: 1}\n",
+        "s.yaml:3: cases[0].seeds: value 1; expected a number of seeds, two or more",
+    ),
+    (
+        "suite: 1\ncases:\n  - {name: a, seeds: 5, seed: 2}\n",
+        "s.yaml:3: cases[0].seeds: given beside seed; expected one of both",
+    ),
+    ("suite: 1\ndefaults:\n  seeds: 5\n", "s.yaml:3: defaults.seeds: unknown key; did you mean 'seed'?"),
+    (
         "suite: 1\ncases:\n  - {name: a}\n  - {name: a}\n",
         "s.yaml:4: cases[1].name: value 'a' is taken on line 3; expected a name of its own",
     ),

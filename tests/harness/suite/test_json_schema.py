@@ -43,6 +43,7 @@ def test_every_suite_of_ours_is_valid(suites, suite):
         "by_device: {gpu: {}}\n",
         "ladder: {steps: [{codec: bitmap}]}\n",
         "cases: [{name: a, ranks: two}]\n",
+        "cases: [{name: a, seeds: 1}]\n",
         "cases: [{name: a, training: {footprints: square}}]\n",
     ],
 )

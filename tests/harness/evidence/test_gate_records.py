@@ -1,0 +1,55 @@
+"""The gate's trials that are committed say what their README says."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPORTS = Path(__file__).parents[3] / "reports"
+CPU = REPORTS / "cpu" / "gate"
+ON_GPUS = sorted(path for path in REPORTS.glob("*/gate/gate.json"))
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return json.loads((CPU / f"{name}.json").read_text())["rows"]
+
+
+def test_equal_sources_raised_no_alarm_in_twenty_runs() -> None:
+    found = rows("equal_sources")
+    assert len({row["run"] for row in found}) == 20
+    assert Counter(row["state"] for row in found) == {"ok": 80, "ambiguous": 20}
+
+
+def test_a_kernel_of_1_5_times_its_time_was_slower_every_time() -> None:
+    found = rows("slowed_kernel")
+    assert len(found) == 5
+    assert {row["state"] for row in found} == {"slower"}
+
+
+def test_each_fault_was_named() -> None:
+    named = " ".join(reason for row in rows("faults") for reason in row["reasons"])
+    for count in ("kernel_launches", "payload_bytes of exchange_forward", "collectives", "psnr"):
+        assert count in named
+
+
+def test_deterministic_cells_ended_with_the_same_bits_in_every_run() -> None:
+    found = rows("deterministic")
+    ran = [row for row in found if row["status"] == "ok"]
+    assert {row["strategy"] for row in ran} == {"single", "grendel", "splaxel", "bytesplat", "unified"}
+    assert all(row["runs"] >= 2 and len(row["hashes"]) == 1 for row in ran)
+    assert [row["reason"] for row in found if row["status"] == "skipped"] == [
+        "deterministic: balance: measured cuts regions by seconds, which differ"
+    ]
+
+
+@pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.parts[-3])
+def test_on_a_gpu_the_slower_kernel_and_the_launch_were_caught(path: Path) -> None:
+    said = {row["fault"]: row for row in json.loads(path.read_text())["rows"]}
+    assert said["equal sources"]["exit_code"] == 0
+    assert said["raster_backward 1.3 times as long"]["state"] == "slower"
+    assert said["raster_backward 1.3 times as long"]["exit_code"] == 1
+    assert any(reason.startswith("kernel_launches") for reason in said["one launch more a step"]["reasons"])
