@@ -86,8 +86,6 @@ class OperatorCalls:
             room = op.Room(work.counted.visible + _SPARE, work.counted.instances + _SPARE, overflow)
             space = self._steady
             steady = self._chain(camera, target, space, room)
-            if overflow.any():  # Too many equal depths: steps of this view let the host read, as they do without rooms.
-                room, steady, space = None, exact, self._counted
         splats, bins, raster, loss, partial = (getattr(steady, name) for name in _Chain.__dataclass_fields__)
         step: Calls = {
             "project": lambda: self._project(camera, space, room),

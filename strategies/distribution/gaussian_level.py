@@ -26,7 +26,7 @@ from strategies.distribution.placed_regions import PlacedRegions, PlacedRegionsK
 from strategies.distribution.regions import Regions
 from strategies.distribution.segment_time import SegmentTime
 from strategies.distribution.tile_costs import tile_work
-from strategies.distribution.tile_lists import TileLists
+from strategies.distribution.tile_lists import list_tiles
 from strategies.gaussians import Gaussians
 from strategies.info import Options
 from strategies.training.late_steps import Outcome, Plan, StepQueue, report_of
@@ -95,8 +95,10 @@ class GaussianLevel(Strategy):
         self.occlusion = OcclusionHistory(ctx.training)
         # Hidden Gaussians are taken out of a view's splats by number, which the host must know.
         self.rooms = Rooms[int](self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
-        self.lists = TileLists(ctx.kernels, self.device)
-        self.late = None if self.rooms is None else StepQueue(self.rooms.overflow, self._exactly)
+        self.overflow = torch.zeros(1, dtype=torch.int32, device=self.device)
+        if self.rooms is not None:
+            self.overflow = self.rooms.overflow
+        self.late = None if self.rooms is None else StepQueue(self.overflow, self._exactly)
         self.batch_rooms = PassageRooms()
         self.placed = PlacedRegionsKept(ctx.world.rank, self.device)
         self._idle_flags: list[FlagCopy] = []
@@ -128,10 +130,9 @@ class GaussianLevel(Strategy):
 
     def _queued(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom]) -> LateBatch:
         """A step that nobody has waited for."""
-        assert self.rooms is not None
         shares = self._train(plan, regions, rooms)
         flag = self._idle_flags.pop() if self._idle_flags else FlagCopy(self.device)
-        flag.send(self.rooms.overflow)
+        flag.send(self.overflow)
         passages, losses = [share.passage for share in shares], [share.loss for share in shares]
         return LateBatch(plan, regions, passages, losses, flag, self.batch_rooms, self._idle_flags)
 
@@ -174,7 +175,6 @@ class GaussianLevel(Strategy):
         )
         self._depart(shares)
         self._composite(shares)
-        self._put_in_order(shares)
         if view is not None:
             self.balance.learn_work([view], regions, [share.cost])
         self.segment_time.take()  # A forward alone is not what a step's seconds are compared with.
@@ -239,8 +239,7 @@ class GaussianLevel(Strategy):
             with self.ctx.clock(stage):
                 fits = share.passage.fits
             if not fits:
-                assert self.rooms is not None
-                self.rooms.overflow.zero_()
+                self.overflow.zero_()
                 self._pack(share, None, stage)
             with self.ctx.clock(stage):
                 share.passage.depart()
@@ -269,8 +268,7 @@ class GaussianLevel(Strategy):
     def _room(self, view: int | None, passage: PassageRoom | None) -> op.Room | None:
         """What the view's splats needed at its last visit, where kernels can make use of it."""
         if passage is not None:
-            assert self.rooms is not None
-            return op.Room(passage.splats[self.comm.rank], 0, self.rooms.overflow)
+            return op.Room(passage.splats[self.comm.rank], 0, self.overflow)
         rooms = None if self.rooms is None or view is None else self.rooms.of([view])
         return None if rooms is None else rooms[0]
 
@@ -284,14 +282,17 @@ class GaussianLevel(Strategy):
 
     def _list(self, share: Share) -> None:
         """Instances of this rank's tiles."""
+        room = share.room
         with self._segment("bin"):
-            if share.room is not None:
-                assert self.rooms is not None
-                room = op.Room(share.splats.count, share.room.instances[self.comm.rank], self.rooms.overflow)
-                share.bins = self.lists.list_in(room, share.splats, share.camera, share.tiles, share.work)
-                return
-            share.bins = self.lists.list(
-                share.view, share.splats, share.passage.instances, share.camera, share.tiles, share.work, share.limit
+            share.bins = list_tiles(
+                self.ctx.kernels,
+                share.splats,
+                share.passage.instances if room is None else room.instances[self.comm.rank],
+                self.overflow,
+                share.camera,
+                share.tiles,
+                share.work,
+                share.limit,
             )
 
     def _raster_forward(self, share: Share) -> None:
@@ -301,14 +302,6 @@ class GaussianLevel(Strategy):
             )
         share.cost = lambda: tile_work(share.raster, share.tiles, share.camera)
 
-    def _put_in_order(self, shares: Sequence[Share]) -> None:
-        """Do those views again whose lists turn out to be in no order."""
-        unordered = self.lists.unordered()
-        for share in shares:
-            if share.view in unordered:
-                self._list(share)
-                self._raster_forward(share)
-
     def _raster(self, shares: Sequence[Share], halo: Halo | None, window: op.LossWindow = op.WHOLE_IMAGE) -> None:
         """Forward, loss and backward of this rank's tiles, an operator each; gradients leave as they are made.
 
@@ -317,7 +310,6 @@ class GaussianLevel(Strategy):
         kernels, weight = self.ctx.kernels, self.ctx.training.ssim_weight
         whole = halo is not None or window.kind != "exact"
         self._composite(shares)
-        self._put_in_order(shares)
         with self.ctx.clock("exchange_loss"):
             if halo is not None:
                 exchange_halo(self.comm, "exchange_loss", halo, [share.raster.colour for share in shares])
@@ -405,7 +397,6 @@ class GaussianLevel(Strategy):
     def _own(self, gaussians: Gaussians) -> None:
         """These Gaussians from here on: what was learnt of the sizes of views no longer holds."""
         self.gaussians = gaussians
-        self.lists.clear()
         self.batch_rooms.clear()
         if self.rooms is not None:
             self.rooms.clear()

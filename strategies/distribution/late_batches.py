@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from strategies.distribution.gaussian_exchange import Passage
-from strategies.distribution.passage_rooms import PassageRoom, PassageRooms
+from strategies.distribution.passage_rooms import PassageRooms
 from strategies.distribution.regions import Regions
 from strategies.training.late_steps import Outcome, Plan, QueuedStep
 
@@ -60,12 +60,7 @@ class LateBatch(QueuedStep):
         return self._outcome
 
     def blame(self) -> None:
-        given = [passage.room for passage in self._passages]
-        if all(
-            isinstance(room, PassageRoom) and room.holds(passage.counts)
-            for room, passage in zip(given, self._passages, strict=True)
-        ):
-            self._rooms.refuse(self.plan.views)  # Not for their size: for equal depths, which they will have again.
+        self._rooms.grow(self.plan.views, self._regions, [passage.counts for passage in self._passages])
 
     def release(self) -> None:
         self._idle.append(self._flag)

@@ -34,45 +34,42 @@ class PassageRoom:
         """Rows that each other sends the rank."""
         return [row[rank] for row in self.records]
 
-    def holds(self, counts: torch.Tensor) -> bool:
-        """Whether it would have held what a visit needed; counts: all ranks' [source, destination, ROUTE_COUNTS]."""
-        records, splats, instances = _needs(counts)
-        return all(
-            need <= room
-            for needs, rooms in (
-                *zip(records, self.records, strict=True), (splats, self.splats), (instances, self.instances)
-            )
-            for need, room in zip(needs, rooms, strict=True)
-        )  # fmt: skip
+
+@dataclass(frozen=True)
+class _Known:
+    """Of a batch at its last visit: where it was cut, all ranks' counts of each view, and a room for them."""
+
+    cuts: tuple[int, ...]
+    counts: list[torch.Tensor]
+    rooms: list[PassageRoom]
 
 
 class PassageRooms:
     """By batch of views and the regions it was cut into, one room a view."""
 
     def __init__(self) -> None:
-        self._rooms: dict[tuple[int, ...], tuple[tuple[int, ...], list[PassageRoom]]] = {}
-        self._refused: set[tuple[int, ...]] = set()
+        self._known: dict[tuple[int, ...], _Known] = {}
 
     def of(self, views: Sequence[int], regions: Regions) -> list[PassageRoom] | None:
-        """None for a batch, or regions, without a visit to learn from, and where rooms are of no use."""
-        cuts, rooms = self._rooms.get(tuple(views), (None, []))
-        return rooms if cuts == regions.cuts and tuple(views) not in self._refused else None
+        """None for a batch, or regions, without a visit to learn from."""
+        known = self._known.get(tuple(views))
+        return known.rooms if known is not None and known.cuts == regions.cuts else None
 
     def learn(self, views: Sequence[int], regions: Regions, counts: Sequence[torch.Tensor]) -> None:
         """All ranks' counts of each view. Rooms stay while they fit, as kernels keep what they prepared for them."""
-        cuts, known = self._rooms.get(tuple(views), (None, []))
-        before = known if cuts == regions.cuts else [None] * len(views)
+        before: Sequence[PassageRoom | None] = self.of(views, regions) or [None] * len(views)
         rooms = [_room(table, room) for table, room in zip(counts, before, strict=True)]
-        self._rooms[tuple(views)] = regions.cuts, rooms
+        self._known[tuple(views)] = _Known(regions.cuts, list(counts), rooms)
 
-    def refuse(self, views: Sequence[int]) -> None:
-        """The batch overflows whatever its rooms."""
-        self._refused.add(tuple(views))
+    def grow(self, views: Sequence[int], regions: Regions, counts: Sequence[torch.Tensor]) -> None:
+        """They need at least so much: with splats that are not drawn, which exact counts leave out."""
+        known = self._known.get(tuple(views))
+        if known is not None and known.cuts == regions.cuts:
+            self.learn(views, regions, [torch.maximum(a, b) for a, b in zip(known.counts, counts, strict=True)])
 
     def clear(self) -> None:
         """The Gaussians are others now."""
-        self._rooms.clear()
-        self._refused.clear()
+        self._known.clear()
 
 
 def _room(counts: torch.Tensor, known: PassageRoom | None) -> PassageRoom:

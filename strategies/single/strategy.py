@@ -55,7 +55,7 @@ class Single(Strategy):
             done = self._exactly(plan)
             return StepReport(len(plan.views), 1, done.loss, done.visible_gaussians, done.tile_instances)
         seen = self._train(plan, rooms)
-        outcome = self.late.add(plan, rooms, [bins for _, bins, _ in seen], [loss for *_, loss in seen])
+        outcome = self.late.add(plan, [bins for _, bins, _ in seen], [loss for *_, loss in seen])
         return report_of(len(plan.views), outcome)
 
     def _exactly(self, plan: Plan) -> Outcome:

@@ -75,7 +75,7 @@ class LatePictures:
             self._rooms.learn(queued.camera, need.splats, need.instances)
             return queued.picture
         picture = self._exactly(queued.camera)
-        self._rooms.overflowed(queued.camera, queued.room, need)
+        self._rooms.grow(queued.camera, need.splats, need.instances)
         return picture
 
     def _exactly(self, camera: Camera) -> torch.Tensor:

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from cuda_src.operators import Bins, Room
+from cuda_src.operators import Bins
 from strategies.base import StepReport
 from strategies.training.rooms import Need, Readback, Rooms
 
@@ -61,7 +61,7 @@ class QueuedStep(ABC):
 
     @abstractmethod
     def blame(self) -> None:
-        """It was the first that overflowed, and has been done again exactly: give its views more room, or none."""
+        """It was the first that overflowed, and has been done again exactly: give its views more room."""
 
     @abstractmethod
     def release(self) -> None:
@@ -132,21 +132,17 @@ class LateSteps(StepQueue):
         self._device = device
         self._idle: list[Readback] = []
 
-    def add(
-        self, plan: Plan, rooms: Sequence[Room], bins: Sequence[Bins], losses: Sequence[torch.Tensor]
-    ) -> Callable[[], Outcome]:
-        """One room, bins and loss a view; see `put`."""
+    def add(self, plan: Plan, bins: Sequence[Bins], losses: Sequence[torch.Tensor]) -> Callable[[], Outcome]:
+        """Bins, made in a room, and loss of each view; see `put`."""
         readback = self._idle.pop() if self._idle else Readback(len(plan.views), self._device)
         readback.send(bins, losses)
-        return self.put(_LateStep(plan, rooms, readback, self._rooms, self._idle))
+        return self.put(_LateStep(plan, readback, self._rooms, self._idle))
 
 
 class _LateStep(QueuedStep):
-    def __init__(
-        self, plan: Plan, given: Sequence[Room], readback: Readback, rooms: Rooms[int], idle: list[Readback]
-    ) -> None:
+    def __init__(self, plan: Plan, readback: Readback, rooms: Rooms[int], idle: list[Readback]) -> None:
         super().__init__(plan)
-        self._given, self._readback, self._rooms, self._idle = given, readback, rooms, idle
+        self._readback, self._rooms, self._idle = readback, rooms, idle
 
     def overflowed(self) -> bool:
         self._needs, self._losses = self._readback.read()
@@ -159,7 +155,8 @@ class _LateStep(QueuedStep):
 
     def blame(self) -> None:
         culprit = next(i for i, need in enumerate(self._needs) if need.overflow)
-        self._rooms.overflowed(self.plan.views[culprit], self._given[culprit], self._needs[culprit])
+        need = self._needs[culprit]
+        self._rooms.grow(self.plan.views[culprit], need.splats, need.instances)
 
     def release(self) -> None:
         self._idle.append(self._readback)

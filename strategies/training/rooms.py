@@ -41,14 +41,13 @@ class Rooms(Generic[Seen]):
         self.overflow = torch.zeros(1, dtype=torch.int32, device=device)
         self._needs: dict[Seen, tuple[int, int]] = {}
         self._rooms: dict[Seen, Room] = {}
-        self._refused: set[Seen] = set()
 
     def of(self, views: Iterable[Seen]) -> list[Room] | None:
-        """A room for each view; None if one of them has no visit to learn from, or is refused."""
+        """A room for each view; None if one of them has no visit to learn from."""
         rooms = []
         for view in views:
             room = self._rooms.get(view)
-            if room is None or view in self._refused:
+            if room is None:
                 return None
             rooms.append(room)
         return rooms
@@ -68,17 +67,6 @@ class Rooms(Generic[Seen]):
         known = self._needs.get(view, (0, 0))
         self.learn(view, max(known[0], splats), max(known[1], instances))
 
-    def overflowed(self, view: Seen, room: Room, need: Need) -> None:
-        """The view set the flag in that room, needing so much, and has been done again exactly."""
-        if need.splats <= room.splats and need.instances <= room.instances:
-            self.refuse(view)  # Not for its size: for equal depths, which it will have again.
-        else:
-            self.grow(view, need.splats, need.instances)
-
-    def refuse(self, view: Seen) -> None:
-        """The view overflows whatever its room: it keeps exact steps."""
-        self._refused.add(view)
-
     @property
     def visited(self) -> int:
         """How many views have been."""
@@ -88,7 +76,6 @@ class Rooms(Generic[Seen]):
         """Forget every view: the Gaussians are others now."""
         self._needs.clear()
         self._rooms.clear()
-        self._refused.clear()
 
 
 def _margin(need: int) -> int:

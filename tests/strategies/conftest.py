@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
-from cuda_src import layout
+from cuda_src import layout, portable
 from cuda_src.camera import Camera
-from cuda_src.operators import KernelSet
+from cuda_src.operators import Bins, KernelSet, Room, Splats
 from strategies.base import Context, Rect, World
 from strategies.distribution.communicator import Communicator, LocalCommunicator
 from strategies.training.config import Training
@@ -116,3 +117,104 @@ def scene() -> TinyScene:
 def make_scene():
     """The builder itself, for tests that choose counts, views or seeds."""
     return tiny_scene
+
+
+def padded(values: torch.Tensor, rows: int) -> torch.Tensor:
+    """The first `rows` rows, with garbage where there are fewer."""
+    out = torch.full((rows, *values.shape[1:]), 7, dtype=values.dtype)
+    out[: len(values)] = values[:rows]
+    return out
+
+
+class WithRooms:
+    """`portable`, with rooms as the compiled kernels take them. Counts the views that were exact and that had rooms."""
+
+    TAKES_ROOMS, READS_BOUNDS = True, False
+
+    def __init__(self) -> None:
+        self.exact = self.roomy = 0
+
+    def __getattr__(self, name: str):
+        return getattr(portable, name)
+
+    def project(self, kernels, parameters, ids, camera, sh_degree, workspace, room: Room | None = None) -> Splats:
+        splats = portable.project(kernels, parameters, ids, camera, sh_degree, workspace)
+        if room is None:
+            self.exact += 1
+            return splats
+        self.roomy += 1
+        if splats.count > room.splats:
+            room.overflow.fill_(1)
+        columns = (padded(getattr(splats, name), room.splats) for name in ("rows", "ids", "records"))
+        return Splats(*columns, torch.tensor([splats.count, 0]), room.overflow)
+
+    def bin_splats(
+        self, kernels, splats, camera, workspace, tiles, subtiles, depth_limit, room: Room | None = None
+    ) -> Bins:
+        live = self.live(splats)
+        drawn = live.records[:, layout.RECORD_DEPTH].isfinite()
+        shown = Splats(live.rows[drawn], live.ids[drawn], live.records[drawn])
+        bins = portable.bin_splats(kernels, shown, camera, workspace, tiles, subtiles, depth_limit)
+        # Splats without a depth have no tile.
+        instances = torch.zeros(live.count, dtype=torch.int64).masked_scatter_(drawn, bins.splat_starts.diff())
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), instances.cumsum(0)])
+        at = drawn.nonzero()[:, 0].to(torch.int32)
+        bins = replace(bins, splat=at[bins.splat.long()], splat_starts=starts)
+        if room is None:
+            return bins
+        if bins.instances > room.instances:
+            room.overflow.fill_(1)
+        needed = torch.tensor([int(splats.live[0]), 0, bins.instances, int(room.overflow)])
+        if room.overflow:  # Lists that are cut off somewhere.
+            bins = replace(bins, starts=bins.starts.clamp(max=0), splat_starts=torch.zeros_like(bins.splat_starts))
+        ends = bins.splat_starts[-1:].expand(splats.count - live.count)
+        return replace(
+            bins,
+            splat=padded(bins.splat, room.instances),
+            slot=padded(bins.slot, room.instances),
+            splat_starts=torch.cat([bins.splat_starts, ends]),
+            needed=needed,
+        )
+
+    def project_backward_adam(
+        self, kernels, parameters, moment1, moment2, views, sh_degree, workspace, rates, images_seen, beta1, beta2,
+        epsilon, rows, batch_rule, bounds,
+    ) -> None:  # fmt: skip
+        """Of the visible rows, averaged over the views that see them."""
+        assert (rows, batch_rule, bounds) == ("visible", "rows", None)
+        if any(seen.splats.overflow is not None and seen.splats.overflow for seen in views):
+            return
+        summed = torch.zeros_like(parameters)
+        times = torch.zeros(len(parameters), dtype=torch.int32)
+        for seen in views:
+            live = self.live(seen.splats)
+            gradients = seen.gradients[: live.count].contiguous()
+            summed[live.rows] += portable.project_backward(
+                kernels, parameters, live, seen.camera, sh_degree, gradients, workspace
+            )
+            times[live.rows] += 1
+        moved = times.nonzero()[:, 0]
+        portable.adam_rows(
+            kernels, parameters, moment1, moment2, moved, summed[moved], times[moved], rates.float(), images_seen,
+            beta1, beta2, epsilon,
+        )  # fmt: skip
+
+    @staticmethod
+    def live(splats: Splats) -> Splats:
+        if splats.live is None:
+            return splats
+        live = min(int(splats.live[0]), splats.count)
+        return Splats(splats.rows[:live], splats.ids[:live], splats.records[:live].contiguous())
+
+
+@pytest.fixture
+def kernels_with_rooms(monkeypatch: pytest.MonkeyPatch):
+    """Makes such a stand-in the back end of that name."""
+
+    def make(name: str, takes_rooms: bool = True) -> WithRooms:
+        module = WithRooms()
+        module.TAKES_ROOMS = takes_rooms
+        monkeypatch.setitem(sys.modules, f"cuda_src.{name}", module)
+        return module
+
+    return make

@@ -151,13 +151,12 @@ def test_a_room_that_is_too_small_on_one_rank_is_found_before_anything_is_sent(m
         assert int(strategy.rooms.overflow) == 0
 
 
-def test_long_runs_of_equal_depth_are_put_in_order_and_remembered(make_scene):
+def test_long_runs_of_equal_depth_are_put_in_order(make_scene):
     scene = make_scene(count=400, views=4)
     scene.source.parameters[:, layout.MEAN] = 0.0
     scene.source.parameters[:, layout.LOG_SCALE] += 1.3
     scene.source.parameters[:, layout.OPACITY_LOGIT] = -2.0
-    strategies = check(scene, 3, 2, ownership="random", steps=6)
-    assert set().union(*(strategy.lists._exact for strategy in strategies)) == {0, 1, 2, 3}
+    check(scene, 3, 2, ownership="random", steps=6)
 
 
 def test_occlusion_history_leaves_the_same_image(make_scene):

@@ -20,7 +20,6 @@ class Drawing:
     """Cameras are letters. What each needs; a picture is 0 if its room was too small, else what it needs."""
 
     needs: dict[str, tuple[int, int]]
-    ties: set[str] = field(default_factory=set)
     with_rooms: bool = True
     drawn: list[tuple[str, bool]] = field(default_factory=list)
 
@@ -32,7 +31,7 @@ class Drawing:
         splats, instances = self.needs[camera]
         picture, needed = torch.tensor([splats, instances]), None
         if room is not None:
-            if splats > room.splats or instances > room.instances or camera in self.ties:
+            if splats > room.splats or instances > room.instances:
                 room.overflow.fill_(1)
             if room.overflow:
                 picture = picture * 0
@@ -80,13 +79,6 @@ def test_two_that_outgrew_their_rooms_in_a_row_are_both_drawn_again():
     drawing.given("ab")
     drawing.needs = {"a": (9000, 20), "b": (30, 9000)}
     assert drawing.given("ab") == drawing.right("ab")
-
-
-def test_one_with_too_many_equal_depths_stays_exact():
-    drawing = Drawing({"a": (10, 20), "b": (30, 40)}, ties={"a"})
-    for _ in range(3):
-        assert drawing.given("ab") == drawing.right("ab")
-    assert drawing.drawn[-2:] == [("a", False), ("b", True)]
 
 
 def test_pictures_that_nobody_took_leave_nothing_behind():

@@ -19,7 +19,6 @@ class Job:
     """What a view needs; rooms that are too small set the flag as kernels do, and steps are noted as they happen."""
 
     needs: dict[int, tuple[int, int]]
-    ties: set[int] = field(default_factory=set)
     exact: list[Plan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -36,7 +35,7 @@ class Job:
 
     def bins(self, view: int, room: Room) -> Bins:
         splats, instances = self.needs[view]
-        if splats > room.splats or instances > room.instances or view in self.ties:
+        if splats > room.splats or instances > room.instances:
             room.overflow.fill_(1)
         empty = torch.zeros(0, dtype=torch.int64)
         needed = torch.tensor([splats, 1, instances, int(room.overflow)])
@@ -50,7 +49,7 @@ class Job:
             self.late.settle()
             return lambda done=self.again(plan): done
         bins = [self.bins(view, room) for view, room in zip(views, rooms, strict=True)]
-        return self.late.add(plan, rooms, bins, [torch.tensor(float(view)) for view in views])
+        return self.late.add(plan, bins, [torch.tensor(float(view)) for view in views])
 
 
 def test_a_view_has_no_room_before_its_first_visit_and_then_a_little_more_than_it_needed():
@@ -60,9 +59,8 @@ def test_a_view_has_no_room_before_its_first_visit_and_then_a_little_more_than_i
     assert rooms.of([3]) == [Room(3200 + 100 + MARGIN, 64 + 2 + MARGIN, rooms.overflow)]
     rooms.grow(3, 10, 6400)
     assert [(r.splats, r.instances) for r in rooms.of([3])] == [(3300 + MARGIN, 6600 + MARGIN)]
-    rooms.refuse(3)
-    assert rooms.of([3]) is None
     rooms.clear()
+    assert rooms.of([3]) is None
     rooms.learn(3, 1, 1)
     assert rooms.of([3]) is not None
 
@@ -163,16 +161,6 @@ def test_an_exact_step_waits_for_those_before_it():
     job.exact.clear()
     job.step(7)
     assert job.exact == [Plan((0,), 1), Plan((7,), 2)]
-
-
-def test_a_view_that_overflows_for_its_equal_depths_keeps_exact_steps():
-    job = Job({0: (10, 20), 1: (30, 40)})
-    job.step(0, 1)
-    job.ties.add(1)
-    job.step(0, 1)
-    job.late.settle()
-    assert job.rooms.of([1]) is None
-    assert job.rooms.of([0]) is not None
 
 
 def test_splats_that_are_not_drawn_count_as_what_a_view_needs():

@@ -2,105 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from cuda_src import portable
-from cuda_src.operators import Bins, KernelSet, Room, Splats
+from cuda_src.operators import KernelSet
 from strategies.single.info import SingleOptions
 from strategies.single.strategy import Single
 from strategies.training import rooms as rooms_module
 from strategies.training.config import Training
 from strategies.views import ViewQueue
-
-
-def padded(values: torch.Tensor, rows: int) -> torch.Tensor:
-    """The first `rows` rows, with garbage where there are fewer."""
-    out = torch.full((rows, *values.shape[1:]), 7, dtype=values.dtype)
-    out[: len(values)] = values[:rows]
-    return out
-
-
-class WithRooms:
-    """`portable`, with rooms as the compiled kernels take them. Counts the views that were exact and that had rooms."""
-
-    TAKES_ROOMS, READS_BOUNDS = True, False
-
-    def __init__(self) -> None:
-        self.exact = self.roomy = 0
-
-    def __getattr__(self, name: str):
-        return getattr(portable, name)
-
-    def project(self, kernels, parameters, ids, camera, sh_degree, workspace, room: Room | None = None) -> Splats:
-        splats = portable.project(kernels, parameters, ids, camera, sh_degree, workspace)
-        if room is None:
-            self.exact += 1
-            return splats
-        self.roomy += 1
-        if splats.count > room.splats:
-            room.overflow.fill_(1)
-        columns = (padded(getattr(splats, name), room.splats) for name in ("rows", "ids", "records"))
-        return Splats(*columns, torch.tensor([splats.count, 0]), room.overflow)
-
-    def bin_splats(
-        self, kernels, splats, camera, workspace, tiles, subtiles, depth_limit, room: Room | None = None
-    ) -> Bins:
-        live = self.live(splats)
-        bins = portable.bin_splats(kernels, live, camera, workspace, tiles, subtiles, depth_limit)
-        if room is None:
-            return bins
-        if bins.instances > room.instances:
-            room.overflow.fill_(1)
-        needed = torch.tensor([int(splats.live[0]), 0, bins.instances, int(room.overflow)])
-        if room.overflow:  # Lists that are cut off somewhere.
-            bins = replace(bins, starts=bins.starts.clamp(max=0), splat_starts=torch.zeros_like(bins.splat_starts))
-        ends = bins.splat_starts[-1:].expand(splats.count - live.count)
-        return replace(
-            bins,
-            splat=padded(bins.splat, room.instances),
-            slot=padded(bins.slot, room.instances),
-            splat_starts=torch.cat([bins.splat_starts, ends]),
-            needed=needed,
-        )
-
-    def project_backward_adam(
-        self, kernels, parameters, moment1, moment2, views, sh_degree, workspace, rates, images_seen, beta1, beta2,
-        epsilon, rows, batch_rule, bounds,
-    ) -> None:  # fmt: skip
-        """Of the visible rows, averaged over the views that see them."""
-        assert (rows, batch_rule, bounds) == ("visible", "rows", None)
-        if any(seen.splats.overflow is not None and seen.splats.overflow for seen in views):
-            return
-        summed = torch.zeros_like(parameters)
-        times = torch.zeros(len(parameters), dtype=torch.int32)
-        for seen in views:
-            live = self.live(seen.splats)
-            gradients = seen.gradients[: live.count].contiguous()
-            summed[live.rows] += portable.project_backward(
-                kernels, parameters, live, seen.camera, sh_degree, gradients, workspace
-            )
-            times[live.rows] += 1
-        moved = times.nonzero()[:, 0]
-        portable.adam_rows(
-            kernels, parameters, moment1, moment2, moved, summed[moved], times[moved], rates.float(), images_seen,
-            beta1, beta2, epsilon,
-        )  # fmt: skip
-
-    @staticmethod
-    def live(splats: Splats) -> Splats:
-        if splats.live is None:
-            return splats
-        live = min(int(splats.live[0]), splats.count)
-        return Splats(splats.rows[:live], splats.ids[:live], splats.records[:live].contiguous())
-
-
-class WithoutRooms(WithRooms):
-    TAKES_ROOMS = False
 
 
 @pytest.fixture(autouse=True)
@@ -110,14 +23,13 @@ def _small_margins(monkeypatch):
 
 
 @pytest.fixture
-def trained(monkeypatch, make_scene):
+def trained(kernels_with_rooms, make_scene):
     """Two strategies on equal scenes, with rooms and without; and the stand-in that the first runs on."""
 
     def build(batch: int = 1, **scene_facts) -> SimpleNamespace:
         made = {}
-        for name, kind in (("roomy", WithRooms), ("exact", WithoutRooms)):
-            module = kind()
-            monkeypatch.setitem(sys.modules, f"cuda_src.{name}", module)
+        for name in ("roomy", "exact"):
+            module = kernels_with_rooms(name, takes_rooms=name == "roomy")
             scene = make_scene(**scene_facts)
             strategy = Single()
             training = Training(sh_every=2)
@@ -244,9 +156,8 @@ def test_loading_forgets_what_views_needed(trained):
     assert pair.roomy.module.roomy == before
 
 
-def test_a_history_of_occlusion_keeps_exact_steps(monkeypatch, scene):
-    module = WithRooms()
-    monkeypatch.setitem(sys.modules, "cuda_src.roomy", module)
+def test_a_history_of_occlusion_keeps_exact_steps(kernels_with_rooms, scene):
+    module = kernels_with_rooms("roomy")
     strategy = Single()
     context = scene.context(KernelSet("roomy"), Training(occlusion="history", sh_every=0))
     strategy.setup(context, scene.source, scene.images, SingleOptions())

@@ -1,0 +1,146 @@
+"""`grendel` with rooms, on a stand-in for kernels that take them: batches that nobody waits for, on several ranks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from cuda_src.operators import KernelSet
+from strategies.distribution.passage_rooms import PassageRooms
+from strategies.distribution.virtual import VirtualWorld
+from strategies.grendel.info import GrendelOptions
+from strategies.grendel.strategy import Grendel
+from strategies.single.info import SingleOptions
+from strategies.single.strategy import Single
+from strategies.training import rooms as rooms_module
+from strategies.training.config import Training
+from strategies.views import ViewQueue
+
+STEPS = 14
+
+
+@pytest.fixture(autouse=True)
+def _small_margins(monkeypatch):
+    """Views of these tests are small: a margin that a test can exceed."""
+    monkeypatch.setattr(rooms_module, "MARGIN", 4)
+
+
+class Counted(Grendel):
+    """Counts the steps whose counts the host read."""
+
+    exact_steps = 0
+
+    def _exactly(self, *given):
+        self.exact_steps += 1
+        return super()._exactly(*given)
+
+
+def single_of(scene, batch: int) -> tuple[list[float], torch.Tensor]:
+    """Losses and parameters by id."""
+    single, order = Single(), ViewQueue(range(4), shuffle=False)
+    context = scene.context(KernelSet("portable"), Training(sh_every=2), batch)
+    single.setup(context, scene.source, scene.images, SingleOptions())
+    losses = [single.step(order).loss.item() for _ in range(STEPS)]
+    return losses, single.gaussians.parameters[single.gaussians.ids.argsort()]
+
+
+def train(make, scene, ranks: int, batch: int, spoil=lambda strategy, step: None, **options) -> SimpleNamespace:
+    """Losses of the job, parameters by id, strategies by rank and ledgers. spoil: called before each step."""
+    module = make("roomy")
+
+    def rank_main(comm):
+        strategy, order = Counted(), ViewQueue(range(4), shuffle=False)
+        context = scene.context(KernelSet("roomy"), Training(sh_every=2), batch, comm)
+        strategy.setup(context, scene.source, scene.images, GrendelOptions(**options))
+        reports = []
+        for step in range(STEPS):
+            spoil(strategy, step)
+            reports.append(strategy.step(order))
+        strategy.settle()
+        told = [(r.loss.item(), r.visible_gaussians, r.tile_instances) for r in reports]
+        return told, strategy, comm
+
+    told, strategies, comms = zip(*VirtualWorld(ranks).run(rank_main), strict=True)
+    ids = torch.cat([strategy.gaussians.ids for strategy in strategies])
+    rows = torch.cat([strategy.gaussians.parameters for strategy in strategies])
+    losses = [sum(loss for loss, *_ in of_step) for of_step in zip(*told, strict=True)]
+    return SimpleNamespace(
+        losses=losses, rows=rows[ids.argsort()], told=told, strategies=strategies, comms=comms, module=module
+    )
+
+
+def assert_equal_to_single(made: SimpleNamespace, expected: tuple[list[float], torch.Tensor]) -> None:
+    assert made.losses == pytest.approx(expected[0], rel=1e-4)
+    assert torch.allclose(made.rows, expected[1], atol=2e-3)
+    for strategy in made.strategies:
+        assert int(strategy.overflow) == 0
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (2, 1), (3, 1), (2, 2), (3, 2)])
+def test_batches_that_come_again_wait_for_nothing_and_train_as_single(kernels_with_rooms, make_scene, ranks, batch):
+    made = train(kernels_with_rooms, make_scene(), ranks, batch, balance="off")
+    assert_equal_to_single(made, single_of(make_scene(), batch))
+    assert [strategy.exact_steps for strategy in made.strategies] == [4 // batch] * ranks
+    # Each rank projects four views with sizes that it reads, and every other one in a room.
+    assert (made.module.exact, made.module.roomy) == (4 * ranks, (STEPS * batch - 4) * ranks)
+
+
+@pytest.mark.parametrize("what", ["records", "splats", "instances"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_what_is_too_small_on_one_rank_makes_all_do_the_step_again(kernels_with_rooms, make_scene, what, batch):
+    first = (0,) if batch == 1 else (0, 1)
+
+    def spoil(strategy: Grendel, step: int) -> None:
+        if step != 8 // batch:
+            return
+        strategy.settle()
+        known = strategy.batch_rooms._known[first]
+        counts = [table.clone() for table in known.counts]
+        column = {"records": 0, "instances": 1, "splats": 2}[what]
+        counts[0][1, :, column] = 0  # What rank 1 sends, gives and has.
+        counts[0][:, 1, column] = 0
+        strategy.batch_rooms.learn(first, SimpleNamespace(cuts=known.cuts), counts)
+
+    made = train(kernels_with_rooms, make_scene(), 2, batch, spoil, balance="off")
+    assert_equal_to_single(made, single_of(make_scene(), batch))
+    # That step and the one queued behind it, on both ranks.
+    assert [strategy.exact_steps for strategy in made.strategies] == [4 // batch + 2] * 2
+
+
+def test_rows_that_held_nothing_are_padding_in_the_ledger(kernels_with_rooms, make_scene):
+    def payloads(roomy: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        def spoil(strategy: Grendel, step: int) -> None:
+            if not roomy:
+                strategy.batch_rooms.clear()
+
+        made = train(kernels_with_rooms, make_scene(), 2, 1, spoil, balance="off")
+        forward = sum(comm.ledger.payload["exchange_forward"] for comm in made.comms)
+        return forward, sum(comm.ledger.payload["exchange_backward"] for comm in made.comms)
+
+    (forward, back), (exact_forward, exact_back) = payloads(True), payloads(False)
+    assert torch.equal(forward // 44 * 36, back.T)
+    assert torch.allclose(forward.double(), exact_forward.double(), rtol=0.02)
+    assert torch.allclose(back.double(), exact_back.double(), rtol=0.02)
+
+
+def test_codecs_that_leave_rows_out_keep_exact_counts(kernels_with_rooms, make_scene):
+    made = train(kernels_with_rooms, make_scene(), 2, 1, balance="off", codec="bitmap")
+    assert_equal_to_single(made, single_of(make_scene(), 1))
+    assert [strategy.exact_steps for strategy in made.strategies] == [STEPS] * 2
+
+
+def test_rooms_grow_by_what_was_seen_and_are_forgotten_with_other_cuts():
+    rooms, cuts = PassageRooms(), SimpleNamespace(cuts=(0, 5, 9))
+    counts = torch.arange(20, dtype=torch.int64).view(2, 2, 5)
+    rooms.learn([3], cuts, [counts])
+    (room,) = rooms.of([3], cuts)
+    assert room.to(0)[1] > int(counts[0, 1, 0])
+    assert room.into(1) == [row[1] for row in room.records]
+    assert rooms.of([3], SimpleNamespace(cuts=(0, 4, 9))) is None
+    assert rooms.of([2], cuts) is None
+    rooms.grow([3], cuts, [10 * counts])
+    assert rooms.of([3], cuts)[0].splats[1] >= 10 * int(counts[1, 0, 2])
+    rooms.clear()
+    assert rooms.of([3], cuts) is None
