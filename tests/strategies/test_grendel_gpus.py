@@ -69,6 +69,11 @@ def rank_main(rank: int, port: int, folder: str, name: str, options: dict[str, A
     gradient_error = image_error = loss_error = 0.0
     for step in range(STEPS):
         own, oracle = strategy.gaussians, single.gaussians
+        # The oracles of the ranks go apart with the order of their atomic sums: both are rank 0's, step by step.
+        for table in oracle.tables:
+            agreed = table.clone()
+            dist.broadcast(agreed, 0)
+            table.copy_(agreed)
         own.parameters.copy_(by_id(oracle.ids, oracle.parameters)[own.ids.to(comm.device)])
         image, truth = strategy.render(scene.cameras[step % 4]), single.render(scene.cameras[step % 4])
         if image is not None:

@@ -11,7 +11,7 @@ import torch
 from cuda_src import layout
 from cuda_src.compiled.memory import SharedMemory
 from cuda_src.operators import KernelSet
-from strategies.base import World
+from strategies.base import Shard, World
 from strategies.distribution.communicator import LocalCommunicator
 from strategies.single.info import SingleOptions
 from strategies.single.strategy import Single
@@ -84,10 +84,11 @@ def by_id(strategy, column: str) -> torch.Tensor:
 
 
 class Saved:
-    """A ShardReader over what a strategy held."""
+    """A ShardReader over what a strategy held: on the host, as readers of files are."""
 
     def __init__(self, kept):
-        self.kept, self.count = kept, sum(len(s.ids) for s in kept)
+        self.kept = [Shard(s.ids.cpu(), s.parameters.cpu(), s.moment1.cpu(), s.moment2.cpu()) for s in kept]
+        self.count = sum(len(s.ids) for s in self.kept)
 
     def shards(self):
         yield from self.kept

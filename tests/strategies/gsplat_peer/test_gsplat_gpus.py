@@ -69,6 +69,10 @@ def rank_main(rank: int, port: int, folder: str, options: dict[str, Any], batch:
     orders = [ViewQueue(range(len(scene.cameras)), seed=3) for _ in range(2)]
     gradient_error = loss_error = visible = 0.0
     for _ in range(STEPS):
+        # The oracles of the ranks go apart with the order of their atomic sums: both are rank 0's, step by step.
+        for table in (alone.gaussians.parameters, alone.gaussians.moment1, alone.gaussians.moment2):
+            for tensor in table.values():
+                dist.broadcast(tensor.data, 0)
         for name, tensor in shared.gaussians.parameters.items():
             tensor.data.copy_(alone.gaussians.parameters[name].data[own])
         expected = alone.step(orders[0])
@@ -116,7 +120,7 @@ def test_losses_and_gradients_on_two_gpus_equal_those_on_one(tmp_path, packed, b
         assert one["loss"] <= 1e-5
         assert one["image"] <= 1e-3
         assert all(seconds > 0 for seconds in one["exposed"].values())
-        assert not any(one["hidden"].values())
+        assert not any(seconds for stage, seconds in one["hidden"].items() if stage != "test")
     calls = STEPS * batch // 2
     for rank, one in enumerate(said):
         forward, backward = one["payload"]["exchange_forward"], one["payload"]["exchange_backward"]
