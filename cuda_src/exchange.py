@@ -2,10 +2,15 @@
 
 A view's records travel by destination, and to one destination in the order of the splats; they arrive by source. A
 rank's records for itself never enter the buffer: their places in it are left as they are (the `hole`).
+
+Where all ranks know rooms for a view, so many rows go from each to each, however many records there are, and no host
+need know. What records leave of a room holds splats without a depth, which have no tile; its last row is never one of
+theirs: on the way back it holds the overflow flag of who renders.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,12 +44,15 @@ class Routing:
     """Where a view's splats go. masks: [V] int64, bit r for rank r. counts: [ranks, ROUTE_COUNTS] int64.
 
     ends: [ranks, blocks] int64, records up to and with each block of splats of each rank; None where a back end finds
-    places without.
+    places without. rooms: rows that go to each destination; None where they are as many as the records. overflow: [1]
+    int32, set where a room is too small; of the splats' own room.
     """
 
     masks: torch.Tensor
     counts: torch.Tensor
     ends: torch.Tensor | None = None
+    rooms: tuple[int, ...] | None = None
+    overflow: torch.Tensor | None = None
 
     @property
     def ranks(self) -> int:
@@ -86,15 +94,28 @@ def route_splats(
     workspace: Workspace,
     depth_limit: torch.Tensor | None = None,  # as given to `bin_splats`
     min_opacity: float = 0.0,
+    rooms: Sequence[int] | None = None,  # by destination, rows of its room; of splats that were made with a room
 ) -> Routing:
     """Which ranks' tiles each splat is listed in: by exactly the test that `bin_splats` lists by.
 
     Records lie as `project` leaves them, or in `take_records`. Splats below min_opacity go nowhere. ValueError for more
-    than 64 ranks.
+    than 64 ranks, and for rooms where splats have none.
     """
     if ranks > MOST_RANKS:
         raise ValueError(f"expected at most {MOST_RANKS} ranks, got {ranks}")
-    return kernels.called.route_splats(kernels, splats, camera, owners, ranks, workspace, depth_limit, min_opacity)
+    if rooms is not None and (splats.overflow is None or len(rooms) != ranks or min(rooms) < 1):
+        raise ValueError(f"expected splats with a room, and a row or more for each of {ranks} ranks, got {rooms}")
+    return kernels.called.route_splats(
+        kernels,
+        splats,
+        camera,
+        owners,
+        ranks,
+        workspace,
+        depth_limit,
+        min_opacity,
+        None if rooms is None else tuple(rooms),
+    )
 
 
 def pack_records(
@@ -106,7 +127,7 @@ def pack_records(
 ) -> None:
     """Records and ids of what goes to other ranks, id's bits behind the record, as far as the rows reach.
 
-    Columns behind the id are not written.
+    Columns behind the id are not written. With rooms the wire has all their rows.
     """
     kernels.called.pack_records(kernels, splats, routing, rank, wire)
 
@@ -146,6 +167,34 @@ def pack_gradients(
     kernels.called.pack_gradients(kernels, gradients, hole, out, zeros)
 
 
+def add_to_owners(
+    kernels: KernelSet,
+    gradients: torch.Tensor,  # [M, GRADIENT] real, by tile instance, rows may lie further apart
+    slots: torch.Tensor,  # [M] int32, slot of each instance's record
+    walked: torch.Tensor,  # [M] bool, instances that count
+    accumulators: Sequence[torch.Tensor],  # by owner [n, ACCUMULATOR_STRIDE] real, contiguous, added to
+) -> None:
+    """Add each instance's gradient, the columns that travel back, to the accumulator of its slot.
+
+    Slots are numbered owner after owner. The accumulators may lie on other devices that this one reaches; several
+    devices may add to those of one owner at once, but to different ones. ValueError for more than 64 owners.
+    """
+    if len(accumulators) > MOST_RANKS:
+        raise ValueError(f"expected at most {MOST_RANKS} owners, got {len(accumulators)}")
+    kernels.called.add_to_owners(kernels, gradients, slots, walked, accumulators)
+
+
+def flag_gradients(
+    kernels: KernelSet,
+    overflow: torch.Tensor,  # [1] int32
+    rooms: Sequence[int],  # by source of the records, rows of its room
+    rank: int,
+    out: torch.Tensor,  # [R, SENT_GRADIENTS] real, contiguous: the last row of each other rank's room is written
+) -> None:
+    """Give this rank's overflow flag along with the gradients that go back; `sum_gradients` takes it up there."""
+    kernels.called.flag_gradients(kernels, overflow, tuple(rooms), rank, out)
+
+
 def sum_gradients(
     kernels: KernelSet,
     routing: Routing,
@@ -158,7 +207,8 @@ def sum_gradients(
 ) -> None:
     """By splat: the sum over ranks of its gradients, rank after rank, so that it has the same bits each time.
 
-    Zero for what went nowhere; the depth's column is zero. zeros counts the rank's own rows that are exactly zero.
+    Zero for what went nowhere; the depth's column is zero. zeros counts the rank's own rows that are exactly zero. With
+    rooms, the flag of any other rank sets this one's.
     """
     if out.shape[1] != GRADIENT:
         raise ValueError(f"expected gradients of {GRADIENT} columns, got {out.shape[1]}")

@@ -48,6 +48,9 @@ GRADIENT = 10
 GRADIENT_STRIDE = 12
 """Floats from one gradient to the next where kernels add to them in 16-byte words."""
 
+ACCUMULATOR_STRIDE = 16
+"""Floats from one accumulator of remote gradients to the next: reductions over a link are fastest on aligned 64 B."""
+
 # What densification decides by, summed over the views of many steps.
 GRADIENT_SUM = 0
 """Sum over views of |d loss / d mean2d|, the mean in normalised device units: the image is 2 wide and 2 high."""

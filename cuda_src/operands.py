@@ -103,8 +103,8 @@ class Room:
     """How much a view may need, so that the host need not read how much it does need.
 
     splats, instances: capacity. overflow: [1] int32 on the device, 0 before. Set to 1, and never cleared by an
-    operator, when the view needs more, or has more equal depths than are put in order without a host read; while it is
-    set, no operator that is given it, or splats made with it, writes to Gaussians.
+    operator, when the view needs more; while it is set, no operator that is given it, or splats made with it, writes to
+    Gaussians.
     """
 
     splats: int

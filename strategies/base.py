@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -189,6 +189,14 @@ class Strategy(ABC):
     @abstractmethod
     def render(self, camera: Camera) -> torch.Tensor | None:
         """The image of that camera, [H, W, 3] in [0, 1], on rank 0; None elsewhere. Collective."""
+
+    def pictures(self, cameras: Iterable[Camera]) -> Iterator[torch.Tensor | None]:
+        """What `render` gives for each of these cameras, in their order, with no step in between. Collective.
+
+        A strategy may begin a picture before it gives the one before, but gives none that may still turn out wrong.
+        """
+        for camera in cameras:
+            yield self.render(camera)
 
     @abstractmethod
     def shards(self) -> Iterator[Shard]:

@@ -90,10 +90,14 @@ class Gaussians:
                 if known is None
                 else known.table
             )
-            bound_groups(kernels, self.parameters, table)
+            self._bound(kernels, table)
             self._bounds = known = Bounds(table, version)
         known.asked += 1
         return known.table
+
+    def _bound(self, kernels: KernelSet, table: torch.Tensor) -> None:
+        """Make the bounds of all groups anew."""
+        bound_groups(kernels, self.parameters, table)
 
     @property
     def count(self) -> int:

@@ -41,9 +41,11 @@ class StrategyInfo:
     (one process a rank) or `one` (one process drives all). engines: how its ranks may talk, best first;
     `local` is one process, and so one rank unless that process drives all places.
     max_ranks: None for any number. exact_when: in which settings it equals `single` (design's definition).
+    gpu_kernels: back ends that it computes with on GPUs; None for any.
     lacks: of options and a resolved device, what the options need and that device has not; None when it has all.
     refuses: of options, ranks and batch, why these do not go together; None when they do.
     refuses_training: the same of options and training settings.
+    remark: of options and ranks, what readers of a figure must know of how it ran; None mostly. Records keep it.
     varies: of options, what makes two runs on one CPU differ in their last bits; None when nothing does.
     """
 
@@ -55,9 +57,11 @@ class StrategyInfo:
     engines: tuple[str, ...] = ("local",)
     max_ranks: int | None = None
     exact_when: str = ""
+    gpu_kernels: tuple[str, ...] | None = None
     lacks: Callable[[Any, str], str | None] = lambda options, device: None
     refuses: Callable[[Any, int, int], str | None] = lambda options, ranks, batch: None
     refuses_training: Callable[[Any, Training], str | None] = lambda options, training: None
+    remark: Callable[[Any, int], str | None] = lambda options, ranks: None
     varies: Callable[[Any], str | None] = lambda options: "its strategy does not say that two runs are equal"
 
     def load(self) -> type[Any]:

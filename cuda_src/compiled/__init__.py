@@ -7,6 +7,7 @@ from cuda_src.compiled.adam import adam_rows, project_backward_adam
 from cuda_src.compiled.binning import bin_splats
 from cuda_src.compiled.bounds import bound_groups, groups_seen, widen_groups
 from cuda_src.compiled.exchange import (
+    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
@@ -18,13 +19,16 @@ from cuda_src.compiled.loss import l1_ssim
 from cuda_src.compiled.packing import pack_rows, unpack_rows
 from cuda_src.compiled.projection import project, project_backward
 from cuda_src.compiled.raster import raster_backward, raster_forward
+from cuda_src.compiled.remote import add_to_owners
 from cuda_src.compiled.statistics import densification_statistics
 
 __all__ = [
     "adam_rows",
+    "add_to_owners",
     "bin_splats",
     "bound_groups",
     "densification_statistics",
+    "flag_gradients",
     "groups_seen",
     "keep_records",
     "l1_ssim",

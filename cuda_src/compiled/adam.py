@@ -10,7 +10,7 @@ import torch
 
 from cuda_src import layout
 from cuda_src.bounds import groups_of
-from cuda_src.compiled.bindings import address, call, count
+from cuda_src.compiled.bindings import Launch, address, call, count
 from cuda_src.compiled.raster import as_real
 from cuda_src.compiled.seen import ALIGNMENT, SeenSplats, SplatGradients
 from cuda_src.compiled.view import View, view_of
@@ -97,7 +97,6 @@ class Step(ctypes.Structure):
         ("sights", ctypes.c_void_p),
         ("splats", ctypes.c_void_p),
         ("groups", ctypes.c_void_p),
-        ("listed", ctypes.c_void_p),
     )
 
 
@@ -129,35 +128,58 @@ def project_backward_adam(
     n, batch = len(parameters), len(views)
     if n == 0:
         return
-    groups = groups_of(n)
-    work = (
-        workspace.take("move.sights", (batch * ctypes.sizeof(Sight),), torch.uint8),
-        workspace.take("move.splats", (batch * groups, 2), torch.int32),
-        workspace.take("move.groups", (groups,), torch.int32),
-        workspace.take("move.listed", (1,), torch.int32),
-    )
-    step = Step(
-        *(_table(table) for table in (parameters, moment1, moment2)),
-        address(workspace.take("move.rates", (layout.PARAMETERS,))),
-        n,
-        batch,
-        sh_degree,
-        _MOVES[rows],
-        averaged_over(rows, batch_rule, batch),
-        1 / batch if batch_rule == "none" else 1.0,
-        Rule.of(images_seen, beta1, beta2, epsilon),
-        address(bounds),
-        *(address(tensor) for tensor in work),
-    )
+    tables = _table(parameters), _table(moment1), _table(moment2)
     seen = [SplatGradients.of(v.splats, v.gradients, f"move.{i}", workspace) for i, v in enumerate(views)]
-    sights = (Sight * batch)(
-        *(
-            Sight(view_of(kernels, view.camera), own.struct, address(view.splats.overflow))
-            for view, own in zip(views, seen, strict=True)
+    sights = [(view_of(kernels, v.camera), own, address(v.splats.overflow)) for v, own in zip(views, seen, strict=True)]
+    given = (
+        *tables, n, sh_degree, _MOVES[rows], averaged_over(rows, batch_rule, batch),
+        1 / batch if batch_rule == "none" else 1.0, address(bounds),
+    )  # fmt: skip
+    key = "move", *given, *(part for view, own, overflow in sights for part in (view, own.key, overflow))
+    move = workspace.kept(key, lambda: _Move(workspace, parameters.device, sights, *given))
+    move(Rule.of(images_seen, beta1, beta2, epsilon), rates.tolist())
+
+
+class _Move:
+    """A step of given tables, views and gradients: what changes from one to the next is put in as it is called."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        device: torch.device,
+        sights: Sequence[tuple[View, SplatGradients, int | None]],
+        parameters: int,
+        moment1: int,
+        moment2: int,
+        n: int,
+        sh_degree: int,
+        moves: int,
+        average: int,
+        scale: float,
+        bounds: int | None,
+    ) -> None:
+        batch, groups = len(sights), groups_of(n)
+        work = (
+            workspace.take("move.sights", (batch * ctypes.sizeof(Sight),), torch.uint8),
+            # And behind them, where both are cleared at once, how many groups are listed.
+            workspace.take("move.splats", (batch * groups + 1, 2), torch.int32),
+            workspace.take("move.groups", (groups,), torch.int32),
         )
-    )
-    given = (ctypes.c_float * layout.PARAMETERS)(*rates.tolist())
-    call("project_backward_adam", parameters.device, ctypes.byref(sights), ctypes.byref(step), ctypes.byref(given))
+        self._step = Step(
+            parameters, moment1, moment2, address(workspace.take("move.rates", (layout.PARAMETERS,))), n, batch,
+            sh_degree, moves, average, scale, Rule(), bounds, *(address(tensor) for tensor in work),
+        )  # fmt: skip
+        self._rates = (ctypes.c_float * layout.PARAMETERS)()
+        given = (Sight * batch)(*(Sight(view, own.struct, overflow) for view, own, overflow in sights))
+        self._launch = Launch(
+            "project_backward_adam", device, ctypes.byref(given), ctypes.byref(self._step), ctypes.byref(self._rates)
+        )
+
+    def __call__(self, rule: Rule, rates: Sequence[float]) -> None:
+        # Kernels have their own copy of all of this as soon as they are launched.
+        self._step.rule = rule
+        self._rates[:] = [*rates]
+        self._launch()
 
 
 def averaged_over(rows: MovedRows, batch_rule: BatchRule, batch: int) -> int:
@@ -167,8 +189,9 @@ def averaged_over(rows: MovedRows, batch_rule: BatchRule, batch: int) -> int:
     return batch if rows == "dense" or batch_rule == "batch" else 0
 
 
-def _table(table: torch.Tensor) -> int | None:
+def _table(table: torch.Tensor) -> int:
     begins = address(table)
-    if begins is not None and begins % ALIGNMENT:
+    assert begins is not None
+    if begins % ALIGNMENT:
         raise ValueError(f"expected a table that begins at a multiple of {ALIGNMENT} bytes, got address {begins:#x}")
     return begins

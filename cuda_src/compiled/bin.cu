@@ -1,9 +1,6 @@
-// Binning, first half: which tiles each splat meets, and the splats by depth and id. The tiles are kept as bits, so that
-// the second half tests no footprint again and reads 8 B of a splat in place of its record.
+// Binning, first part: which tiles each splat meets, and how many splats each tile has. The tiles are kept as bits, so
+// that listing tests no footprint again and reads 12 B of a splat in place of its record.
 #include "bin.cuh"
-
-constexpr int DEPTH_BITS = 31;  // The sign bit of a depth is not set.
-constexpr int ID_HALF_BITS = 32;
 
 // Position of each listed tile among the listed ones, -1 for the others; all -1 before.
 __global__ void __launch_bounds__(THREADS) place_tiles(const int* tiles, int64_t count, int* places) {
@@ -11,103 +8,102 @@ __global__ void __launch_bounds__(THREADS) place_tiles(const int* tiles, int64_t
     if (k < count) places[tiles[k]] = static_cast<int>(k);
 }
 
-// A lane tests a narrow span by itself; the warp walks wide ones together.
-__device__ Tiles find_tiles(const Listing& listing, int64_t splat, bool drawn, const Record& record) {
-    Span span = {0, 0, 0, 0};
+// The lanes test the tiles of all their spans together, each lane as many as any other: spans have from one to 32
+// tiles, and one lane's would hold up the warp. own: tiles of this lane's span, or 0; each(place): of a listed one, by
+// whichever lane tests it. Returns a bit for each tile of this lane's span.
+template <typename Each>
+__device__ uint32_t test_evenly(const Listing& listing, const Footprint& f, float depth, const Tiles& span, int own,
+                                Each each) {
+    int end = sum_up_to_lane(own), start = end - own, total = __shfl_sync(ALL_LANES, end, WARP - 1);
     uint32_t hits = 0;
-    if (drawn) {
+    for (int first = 0; first < total; first += WARP) {
+        // The span is that of the last lane whose tiles start no later.
+        int i = first + lane_index(), from = 0;
+        for (int step = WARP / 2; step > 0; step /= 2) {
+            if (__shfl_sync(ALL_LANES, start, from + step) <= i) from += step;
+        }
+        auto of = [&](auto value) { return __shfl_sync(ALL_LANES, value, from); };
+        Footprint its = {of(f.x), of(f.y), of(f.a), of(f.b), of(f.c), of(f.reach), 0.f};
+        if (listing.view.square) its.radius = of(f.radius);
+        float its_depth = listing.limits.depth == nullptr ? 0.f : of(depth);
+        Tiles its_span = {of(span.span), 0};
+        int2 tile = its_span.tile((i - of(start)) & (WARP - 1));
+        int place = i < total ? listed_at(listing, its, its_depth, tile.x, tile.y) : -1;
+        if (place >= 0) each(place);
+        unsigned listed = __ballot_sync(ALL_LANES, place >= 0);
+        int offset = start - first;
+        if (offset >= 0 && offset < WARP) hits |= listed >> offset;
+        if (offset < 0 && offset > -WARP) hits |= listed << -offset;
+    }
+    return own < WARP ? hits & ((1u << own) - 1) : hits;
+}
+
+// Tiles and depth key of every splat in use, and how many splats each listed tile has; counts: [splats] of tiles, or
+// null. TABLE: a block counts in shared memory first.
+template <bool TABLE>
+__global__ void __launch_bounds__(THREADS, 4) count_tiles(Listing listing, Given given, Work work, int tiles,
+                                                          int* counts) {
+    extern __shared__ __align__(16) int table[];
+    __shared__ int block_total, block_wide, wide_begin;
+    __shared__ uint16_t wide[CHUNK];
+    if (threadIdx.x == 0) block_total = 0, block_wide = 0;
+    if (TABLE) {
+        for (int k = threadIdx.x; k < tiles; k += THREADS) table[k] = 0;
+    }
+    __syncthreads();
+    auto count = [&](int place) { atomicAdd(TABLE ? table + place : work.tallies() + place, 1); };
+    int64_t live = work.live(given);
+    int total = 0;
+    for (int round = 0; round < CHUNK_ROUNDS; ++round) {
+        int64_t first = static_cast<int64_t>(blockIdx.x) * CHUNK + round * THREADS, splat = first + threadIdx.x;
+        if (first >= (counts == nullptr ? live : given.splats)) break;
+        bool in_use = splat < live;
+        Record record(given.records, in_use ? splat : 0);
+        uint32_t key = in_use ? depth_key(record.depth()) : BEHIND_ALL;
+        // Of whatever there is, so that the whole record is on the way at once.
         Footprint f = footprint_of(listing.view, record.values);
-        span = span_of(listing.view, f);
-        if (span.count() <= OWN_SPAN) {
-            uint32_t bit = 1;
-            for (int y = span.y0; y < span.y1; ++y) {
-                for (int x = span.x0; x < span.x1; ++x, bit <<= 1) {
-                    if (listed_at(listing, f, record.depth(), x, y) >= 0) hits |= bit;
-                }
-            }
+        Span span = span_of(listing.view, f);
+        bool fits = Tiles::fits(span), any = key != BEHIND_ALL && span.count() > 0;
+        Tiles found = any && fits ? Tiles::in(span) : Tiles::none();
+        found.hits = test_evenly(listing, f, record.depth(), found, any && fits ? span.count() : 0, count);
+        if (any && !fits) wide[atomicAdd(&block_wide, 1)] = static_cast<uint16_t>(round * THREADS + threadIdx.x);
+        if (in_use) {
+            work.found()[splat] = found.words();
+            work.depths()[splat] = key;
         }
+        if (counts != nullptr && splat < given.splats) counts[splat] = found.count();
+        total += found.count();
     }
-    int total = __popc(hits);
-    unsigned wide = __ballot_sync(ALL_LANES, span.count() > OWN_SPAN);
-    while (wide) {
-        int lane = __ffs(wide) - 1;
-        wide &= wide - 1;
-        uint32_t its_hits = 0;  // Of the last 32 tiles: all there are if they fit.
-        int its_total = walk_together(listing, __shfl_sync(ALL_LANES, splat, lane),
-                                      [&](unsigned of_warp, int, int) { its_hits = of_warp; });
-        if (lane_index() == lane) hits = its_hits, total = its_total;
-    }
-    if (Tiles::fits(span)) return Tiles::in(span, hits);
-    return total > 0 ? Tiles::walked(total) : Tiles::none();
-}
-
-// Tiles, depth key and number of every splat; counts: [splats] of tiles, or null. What is not in use or not drawn has
-// no tile and comes behind all depths.
-__global__ void __launch_bounds__(THREADS) count_tiles(Listing listing, Given given, Work work, int* counts) {
-    __shared__ int block_total;
+    total = __reduce_add_sync(ALL_LANES, total);
+    if (lane_index() == 0) atomicAdd(&block_total, total);
+    __syncthreads();
     if (threadIdx.x == 0) {
-        block_total = 0;
-        work.block_sums()[blockIdx.x] = 0;
-    }
-    __syncthreads();
-    int64_t splat = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
-    int64_t live = given.live == nullptr ? given.splats : min(given.live[0], given.splats);
-    bool in_use = splat < live;
-    Record record(given.records, in_use ? splat : 0);
-    uint32_t key = in_use ? depth_key(record.depth()) : BEHIND_ALL;
-    Tiles tiles = find_tiles(listing, splat, key != BEHIND_ALL, record);
-    if (splat < given.splats) {
-        work.found()[splat] = tiles.words();
-        work.depths()[splat] = key;
-        work.numbers()[splat] = static_cast<uint32_t>(splat);
-        if (counts != nullptr) counts[splat] = tiles.count();
-    }
-    int warp_total = __reduce_add_sync(ALL_LANES, tiles.count());
-    if (lane_index() == 0) atomicAdd(&block_total, warp_total);
-    __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(&work.totals()->instances, static_cast<unsigned long long>(block_total));
-}
-
-// Splats by depth, `untied`, with runs of equal depth in the order of ids: each thread finds the rank of one splat
-// within its run. Runs longer than TIE_RUN stay as they are, and are reported if that is not the order of ids.
-__global__ void __launch_bounds__(THREADS) break_ties(const int64_t* ids, int64_t splats, Work work, int* overflow) {
-    int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
-    if (i >= splats) return;
-    const uint32_t *depths = work.sorted_depths(), *untied = work.untied();
-    uint32_t depth = depths[i], splat = untied[i];
-    int64_t first = i, last = i, place = i;
-    if (depth != BEHIND_ALL) {
-        while (first > 0 && depths[first - 1] == depth && i - first < TIE_RUN) --first;
-        while (last + 1 < splats && depths[last + 1] == depth && last - i < TIE_RUN) ++last;
-    }
-    if (last > first) {
-        int64_t id = ids[splat];
-        if (last - first < TIE_RUN) {
-            place = first;
-            for (int64_t k = first; k <= last; ++k) {
-                int64_t other = ids[untied[k]];
-                place += other < id || (other == id && k < i);
-            }
-        } else if (last > i && ids[untied[i + 1]] < id) {
-            work.totals()->unordered = 1;
-            if (overflow != nullptr) *overflow = 1;
+        atomicAdd(&work.totals()->instances, static_cast<unsigned long long>(block_total));
+        if (block_wide > 0) {
+            wide_begin = static_cast<int>(
+                atomicAdd(&work.totals()->wide, static_cast<unsigned long long>(block_wide)));
         }
     }
-    work.order()[place] = splat;
+    if (TABLE) {
+        for (int k = threadIdx.x; k < tiles; k += THREADS) {
+            if (table[k] > 0) atomicAdd(work.tallies() + k, table[k]);
+        }
+    }
+    __syncthreads();
+    for (int k = threadIdx.x; k < block_wide; k += THREADS) {
+        work.wide()[wide_begin + k] = static_cast<uint32_t>(blockIdx.x * CHUNK + wide[k]);
+    }
 }
+static_assert(CHUNK <= 1 << 16, "a splat of a block has 16 bits");
 
-// Half of each splat's id as a sort key, in the given order of splats.
-__global__ void __launch_bounds__(THREADS) gather_ids(const int64_t* ids, const uint32_t* order, int shift,
-                                                      int64_t splats, uint32_t* keys) {
-    int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
-    // The sign bit is turned, so that negative ids come first.
-    if (i < splats) keys[i] = static_cast<uint32_t>((static_cast<uint64_t>(ids[order[i]]) ^ (1ull << 63)) >> shift);
-}
-
-__global__ void __launch_bounds__(THREADS) gather_depths(const float* records, const uint32_t* order, int64_t splats,
-                                                         uint32_t* keys) {
-    int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
-    if (i < splats) keys[i] = depth_key(records[order[i] * static_cast<int64_t>(RECORD_STRIDE) + RECORD_DEPTH]);
+// The same of wide splats. Near ones are neighbours, so that a block that walked its own would be the last by far.
+__global__ void __launch_bounds__(THREADS) count_wide(Listing listing, Work work, int* counts) {
+    auto count = [&](uint32_t, int place) { atomicAdd(work.tallies() + place, 1); };
+    walk_wide(listing, work, count, [&](uint32_t splat, int listed) {
+        if (lane_index() != 0 || listed == 0) return;
+        atomicAdd(&work.totals()->instances, static_cast<unsigned long long>(listed));
+        if (counts != nullptr) atomicAdd(counts + splat, listed);
+    });
 }
 
 EXPORT int list_tiles(Queue queue, const int* tiles, int64_t count, int* places, int64_t image_tiles) {
@@ -118,42 +114,25 @@ EXPORT int list_tiles(Queue queue, const int* tiles, int64_t count, int* places,
     return cudaGetLastError();
 }
 
-// Find each splat's tiles, count them (Counts), and order the splats by depth and id. splat_starts: [splats + 1], or
-// null if nobody asks for them.
-EXPORT int order_splats(Queue queue, const View* view, const Given* given, const Work* work, int64_t* splat_starts) {
+// Find each splat's tiles and count them, in Counts and by tile. tiles: how many are listed. splat_starts: [splats + 1],
+// or null if nobody asks for them.
+EXPORT int count_instances(Queue queue, const View* view, const Given* given, const Work* work, int64_t tiles,
+                           int64_t* splat_starts) {
     CHECK(cudaSetDevice(queue.device));
     cudaStream_t stream = queue.stream;
     int64_t splats = given->splats;
-    // Their memory is that of `untied`, which the sort writes after they are summed.
-    int* counts = splat_starts == nullptr ? nullptr : reinterpret_cast<int*>(work->untied());
-    CHECK(cudaMemsetAsync(work->counts, 0, COUNTS_WORDS * sizeof(*work->counts), stream));
-    count_tiles<<<whole_blocks(splats), THREADS, 0, stream>>>(Listing(*view, *given), *given, *work, counts);
-    CHECK(cudaGetLastError());
-    if (splat_starts != nullptr) {
-        CHECK(cudaMemsetAsync(splat_starts, 0, sizeof(int64_t), stream));
-        CHECK(prefix_sums(stream, work->scratch, counts, splat_starts + 1, splats));
+    int* counts = splat_starts == nullptr ? nullptr : work->of_splats();
+    CHECK(cudaMemsetAsync(work->counts, 0, COUNTS_WORDS * sizeof(*work->counts) + tiles * sizeof(int), stream));
+    if (splats > 0) {
+        bool table = tiles <= TABLE_TILES;
+        auto kernel = table ? count_tiles<true> : count_tiles<false>;
+        kernel<<<whole_chunks(splats), THREADS, table ? tiles * sizeof(int) : 0, stream>>>(
+            Listing(*view, *given), *given, *work, static_cast<int>(tiles), counts);
+        CHECK(cudaGetLastError());
+        count_wide<<<WIDE_BLOCKS, THREADS, 0, stream>>>(Listing(*view, *given), *work, counts);
+        CHECK(cudaGetLastError());
     }
-    CHECK(sort_pairs(stream, work->scratch, work->depths(), work->sorted_depths(), work->numbers(), work->untied(),
-                     splats, DEPTH_BITS));
-    break_ties<<<whole_blocks(splats), THREADS, 0, stream>>>(given->ids, splats, *work, given->overflow);
-    return cudaGetLastError();
-}
-
-// The same order by stable sorts alone, whatever the ties: by the id's lower half, its upper half, then depth.
-EXPORT int order_by_id_first(Queue queue, const Given* given, const Work* work) {
-    CHECK(cudaSetDevice(queue.device));
-    cudaStream_t stream = queue.stream;
-    int64_t splats = given->splats;
-    unsigned blocks = whole_blocks(splats);
-    uint32_t *keys = work->depths(), *sorted_keys = work->sorted_depths();
-    uint32_t *numbers = work->numbers(), *untied = work->untied(), *order = work->order();
-    gather_ids<<<blocks, THREADS, 0, stream>>>(given->ids, numbers, 0, splats, keys);
-    CHECK(cudaGetLastError());
-    CHECK(sort_pairs(stream, work->scratch, keys, sorted_keys, numbers, order, splats, ID_HALF_BITS));
-    gather_ids<<<blocks, THREADS, 0, stream>>>(given->ids, order, ID_HALF_BITS, splats, keys);
-    CHECK(cudaGetLastError());
-    CHECK(sort_pairs(stream, work->scratch, keys, sorted_keys, order, untied, splats, ID_HALF_BITS));
-    gather_depths<<<blocks, THREADS, 0, stream>>>(given->records, untied, splats, keys);
-    CHECK(cudaGetLastError());
-    return sort_pairs(stream, work->scratch, keys, sorted_keys, untied, order, splats, DEPTH_BITS);
+    if (splat_starts == nullptr) return cudaSuccess;
+    CHECK(cudaMemsetAsync(splat_starts, 0, sizeof(int64_t), stream));
+    return prefix_sums(stream, work->scratch, counts, splat_starts + 1, splats);
 }

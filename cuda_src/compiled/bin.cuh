@@ -1,8 +1,7 @@
-// What the two halves of binning share: bin.cu finds each splat's tiles and puts the splats in order, bin_list.cu lists
-// the instances in that order and sorts them by tile.
+// What the three parts of binning share: bin.cu finds each splat's tiles and counts every tile's splats, bin_list.cu puts
+// the splats into the tiles' lists in no order, bin_sort.cu sorts each list by depth and id.
 //
-// Sizes are the caller's room. With a room from an earlier visit how much of it is in use is known on the device alone;
-// what lies beyond, and what is not drawn, sorts behind everything else and has no tile.
+// Sizes are the caller's room. With a room from an earlier visit how much of it is in use is known on the device alone.
 #pragma once
 
 #include "footprint.cuh"
@@ -20,13 +19,14 @@ struct Given {
     const float* depth_limit;
 };
 
-// Counted on the way; zeros before. unordered: a run of equal depths is too long to be put in order quickly.
+// Counted on the way; zeros before. wide: splats whose tiles are walked by warps; the others: see Lists.
 struct Counts {
-    unsigned long long instances, unordered, blocks;
+    unsigned long long instances, wide, long_lists, shares, buckets;
 };
-constexpr int COUNTS_WORDS = 4;
+constexpr int COUNTS_WORDS = 5;
 
-// Memory to work with. splats: planes of `pitch` words each; counts: Counts, then a word for each block.
+// Memory to work with. splats: planes of `pitch` words each, the last of them for the numbers of wide splats; counts:
+// Counts, then an int for each listed tile.
 struct Work {
     uint32_t* splats;
     int64_t pitch;
@@ -35,17 +35,80 @@ struct Work {
 
     // clang-format off
     __host__ __device__ Counts* totals() const { return reinterpret_cast<Counts*>(counts); }
-    __host__ __device__ unsigned long long* block_sums() const { return counts + COUNTS_WORDS; }
+    __host__ __device__ int* tallies() const { return reinterpret_cast<int*>(counts + COUNTS_WORDS); }
     __host__ __device__ uint32_t* depths() const { return splats; }
-    __host__ __device__ uint32_t* numbers() const { return splats + pitch; }
-    __host__ __device__ uint32_t* sorted_depths() const { return splats + 2 * pitch; }
-    __host__ __device__ uint32_t* untied() const { return splats + 3 * pitch; }
-    __host__ __device__ uint32_t* order() const { return splats + 4 * pitch; }
-    __host__ __device__ uint2* found() const { return reinterpret_cast<uint2*>(splats + 5 * pitch); }
+    __host__ __device__ int* of_splats() const { return reinterpret_cast<int*>(splats + pitch); }
+    __host__ __device__ uint2* found() const { return reinterpret_cast<uint2*>(splats + 2 * pitch); }
+    __host__ __device__ uint32_t* wide() const { return splats + 4 * pitch; }
     // clang-format on
+    __device__ int64_t live(const Given& given) const {
+        return given.live == nullptr ? given.splats : min(given.live[0], given.splats);
+    }
 };
 
-// Key of what comes after all depths and all tiles.
+// Splats of a block of count_tiles, and of the same block of list_instances.
+constexpr int CHUNK_ROUNDS = 8;
+constexpr int CHUNK = CHUNK_ROUNDS * THREADS;
+
+// A block counts tiles in shared memory where so many are listed at most: five blocks share a multiprocessor.
+constexpr int64_t TABLE_TILES = 10240;
+
+// Entries that a block sorts in shared memory: keys and two orders of them, and the positions of digits, leave room for
+// five blocks a multiprocessor. A longer list is split into buckets first.
+constexpr int SORTED = 4096;
+
+// A long list has a bucket for so many of its entries, by far fewer than SORTED: they are as many as a sample says.
+constexpr int BUCKET = 1536;
+constexpr int MOST_BUCKETS = 1024;
+// Entries of a long list that one block counts by bucket, and puts there.
+constexpr int SHARE = 2 * SORTED;
+
+__host__ __device__ inline int buckets_of(int64_t count) {
+    int64_t buckets = (count + BUCKET - 1) / BUCKET;
+    return static_cast<int>(buckets < MOST_BUCKETS ? buckets : MOST_BUCKETS);
+}
+
+// Of a long list: the tile's place, and which of the buckets is its first.
+struct LongList {
+    int place, first_bucket;
+};
+
+// What comes neither before the splitter, an entry's depth and splat, nor after the next bucket's; that of a list's first
+// bucket is not looked at. begin: in `spread`. taken: entries that have been put there.
+struct Bucket {
+    uint2 splitter;
+    int begin, size, taken, unused;
+};
+
+// The tiles' lists. entries: depth key and splat, in no order within a list; spread: those of long lists by bucket;
+// shares: long list and number of each share; room: entries.
+struct Lists {
+    uint2 *entries, *spread;
+    Bucket* buckets;
+    LongList* long_lists;
+    int2* shares;
+    int64_t room;
+
+    // A long list has more than SORTED entries, so that it fills half a share at least.
+    static int64_t most_long(int64_t room) { return room / SORTED; }
+    static int64_t most_shares(int64_t room) { return room / SORTED; }
+    static int64_t most_buckets(int64_t room) { return room / BUCKET + room / SORTED; }
+
+    // In memory of 4 x pitch words, and for as many buckets, long lists and shares as there are at most.
+    Lists(uint32_t* memory, int64_t pitch, int64_t room)
+        : entries(reinterpret_cast<uint2*>(memory)),
+          spread(reinterpret_cast<uint2*>(memory + 2 * pitch)),
+          buckets(reinterpret_cast<Bucket*>(memory + 4 * pitch)),
+          long_lists(reinterpret_cast<LongList*>(buckets + most_buckets(room))),
+          shares(reinterpret_cast<int2*>(long_lists + most_long(room))),
+          room(room) {}
+};
+
+// Each list by depth, then id, then splat, into `splat`. starts: [tiles + 1].
+cudaError_t sort_lists(cudaStream_t stream, const Lists& lists, const int64_t* ids, const Work& work, int64_t tiles,
+                       const int64_t* starts, int* splat);
+
+// Key of a splat that is not drawn.
 constexpr uint32_t BEHIND_ALL = 0xffffffffu;
 
 // Depths are positive, so that their bits have their order. Not-a-number marks a splat that is not drawn.
@@ -111,10 +174,35 @@ __device__ int walk_together(const Listing& listing, int64_t splat, Each each) {
     return total;
 }
 
+// Warps that share a wide splat at most, where there are fewer splats than warps.
+constexpr int WIDE_WARPS = 8;
+
+// All warps of the grid go through the tiles of wide splats: `each(splat, place)` is called for each that is listed,
+// `done(splat, listed)` by all lanes of each warp that has taken part in a splat.
+template <typename Each, typename Done>
+__device__ void walk_wide(const Listing& listing, const Work& work, Each each, Done done) {
+    int64_t wide = static_cast<int64_t>(work.totals()->wide), warps = gridDim.x * (THREADS / WARP);
+    if (wide == 0) return;
+    int together = static_cast<int>(max(static_cast<int64_t>(1), min(warps / wide, static_cast<int64_t>(WIDE_WARPS))));
+    for (int64_t item = blockIdx.x * (THREADS / WARP) + warp_index(); item < wide * together; item += warps) {
+        uint32_t splat = work.wide()[item / together];
+        Record record(listing.records, splat);
+        Footprint f = footprint_of(listing.view, record.values);
+        Span span = span_of(listing.view, f);
+        int total = 0, columns = span.x1 - span.x0;
+        for (int i = static_cast<int>(item % together) * WARP + lane_index(); i < span.count(); i += together * WARP) {
+            int place = listed_at(listing, f, record.depth(), span.x0 + i % columns, span.y0 + i / columns);
+            if (place < 0) continue;
+            each(splat, place);
+            ++total;
+        }
+        done(splat, __reduce_add_sync(ALL_LANES, total));
+    }
+}
+
 // A splat's listed tiles in 8 bytes. Of a span of at most 32 tiles: its corner, its columns less one and a bit for each
-// tile, row by row; of a larger one, or one beyond tile 8191: how many are listed, to be walked again.
+// tile, row by row; none of a wide splat, whose span is larger or goes beyond tile 8191.
 struct Tiles {
-    static constexpr uint32_t WALKED = 1u << 31;
     static constexpr int CORNER_BITS = 13;
     static constexpr int CORNER = (1 << CORNER_BITS) - 1;
     uint32_t span, hits;
@@ -124,22 +212,33 @@ struct Tiles {
     __device__ static bool fits(const Span& span) {
         return span.count() <= WARP && span.x0 <= CORNER && span.y0 <= CORNER;
     }
-    __device__ static Tiles in(const Span& span, uint32_t hits) {
-        if (hits == 0) return none();
+    // A span that has tiles, all of them as not listed.
+    __device__ static Tiles in(const Span& span) {
         uint32_t columns = span.x1 - span.x0;
         return {static_cast<uint32_t>(span.x0) | static_cast<uint32_t>(span.y0) << CORNER_BITS |
                     (columns - 1) << 2 * CORNER_BITS,
-                hits};
+                0};
     }
-    __device__ static Tiles walked(uint32_t count) { return {WALKED, count}; }
 
-    __device__ bool to_walk() const { return span & WALKED; }
-    __device__ int count() const { return static_cast<int>(to_walk() ? hits : __popc(hits)); }
+    __device__ int count() const { return __popc(hits); }
     __device__ int x0() const { return span & CORNER; }
     __device__ int y0() const { return span >> CORNER_BITS & CORNER; }
     __device__ int columns() const { return (span >> 2 * CORNER_BITS & (WARP - 1)) + 1; }
+    // Column and row of the i-th tile of the span. Half a tile keeps the quotient away from whole numbers by 1/64.
+    __device__ int2 tile(int i) const {
+        int row = static_cast<int>(__fmul_rn(i + 0.5f, inverse_fast(static_cast<float>(columns()))));
+        return make_int2(x0() + i - row * columns(), y0() + row);
+    }
     __device__ uint2 words() const { return make_uint2(span, hits); }
 };
-static_assert(2 * 13 + 5 == 31, "corner and columns leave one bit");
+static_assert(2 * 13 + 5 <= 32, "corner and columns in a word");
+
+// Blocks that walk wide splats: as many as are at work at a time.
+constexpr unsigned WIDE_BLOCKS = 132 * 5;
 
 inline unsigned whole_blocks(int64_t count) { return static_cast<unsigned>((count + THREADS - 1) / THREADS); }
+inline unsigned whole_chunks(int64_t splats) { return static_cast<unsigned>((splats + CHUNK - 1) / CHUNK); }
+
+// The first part of binning, in bin.cu.
+EXPORT int count_instances(Queue queue, const View* view, const Given* given, const Work* work, int64_t tiles,
+                           int64_t* splat_starts);

@@ -1,152 +1,155 @@
-// Binning, second half: instances in the order of depth, from one pass over the splats; then by tile, stably.
+// Binning, second part: where each tile's list starts, and the splats in the lists, in no order.
 #include "bin.cuh"
 
-// A word a block of list_instances: nothing yet, the block's own instances, or all up to and with it.
-constexpr int STATE_BIT = 62;
-constexpr unsigned long long OWN = 1ull << STATE_BIT, WHOLE = 2ull << STATE_BIT, SUM = OWN - 1;
+constexpr int START_THREADS = 1024;
+constexpr int START_EACH = 8;
 
-__device__ int sum_up_to_lane(int value) {
-    for (int distance = 1; distance < WARP; distance *= 2) {
-        int other = __shfl_up_sync(ALL_LANES, value, distance);
-        if (lane_index() >= distance) value += other;
-    }
-    return value;
+// A list that is split before it is sorted.
+__device__ void add_long(const Lists& lists, const Work& work, int place, int64_t count) {
+    auto take = [](unsigned long long* total, int more) {
+        return static_cast<int>(atomicAdd(total, static_cast<unsigned long long>(more)));
+    };
+    int shares = static_cast<int>((count + SHARE - 1) / SHARE), list = take(&work.totals()->long_lists, 1);
+    lists.long_lists[list] = {place, take(&work.totals()->buckets, buckets_of(count))};
+    int at = take(&work.totals()->shares, shares);
+    for (int number = 0; number < shares; ++number) lists.shares[at + number] = make_int2(list, number);
 }
 
-// Instances of the blocks before this one (Merrill & Garland 2016, "Single-pass parallel prefix scan with decoupled
-// look-back"): called by one whole warp. A block waits only for blocks that have started before it.
-__device__ int64_t instances_before(unsigned long long* sums, int64_t block, int own) {
-    // One word carries the state and its sum, so that no fence is needed between them.
-    volatile unsigned long long* words = sums;
-    if (lane_index() == 0) words[block] = (block == 0 ? WHOLE : OWN) | static_cast<unsigned long long>(own);
-    if (block == 0) return 0;
+// Where lists start, as far as there is room, and the shares of long ones: one block, 8192 tiles at a time. Counts of
+// tiles are zero again afterwards. needed: null, or [4]: live splats, undrawn ones, instances, and whether a room was too
+// small.
+__global__ void __launch_bounds__(START_THREADS) start_lists(Given given, Work work, Lists lists, int64_t tiles,
+                                                             int64_t* starts, int64_t* needed) {
+    constexpr int WARPS = START_THREADS / WARP;
+    __shared__ int64_t warp_ends[WARPS];
+    int* tallies = work.tallies();
     int64_t before = 0;
-    for (int64_t last = block - 1;; last -= WARP) {
-        int64_t at = last - lane_index();
-        unsigned long long word = WHOLE;
-        do {
-            if (at >= 0) word = words[at];
-        } while (__any_sync(ALL_LANES, word >> STATE_BIT == 0));
-        unsigned whole = __ballot_sync(ALL_LANES, word >> STATE_BIT == 2);
-        int farthest = whole ? __ffs(whole) - 1 : WARP - 1;
-        int64_t part = lane_index() <= farthest ? static_cast<int64_t>(word & SUM) : 0;
-        for (int distance = WARP / 2; distance > 0; distance /= 2) {
-            part += __shfl_xor_sync(ALL_LANES, part, distance);
+    for (int64_t round = 0; round < tiles; round += START_THREADS * START_EACH) {
+        int64_t first = round + static_cast<int64_t>(threadIdx.x) * START_EACH, own = 0;
+        int counts[START_EACH];
+#pragma unroll
+        for (int i = 0; i < START_EACH; ++i) {
+            counts[i] = first + i < tiles ? tallies[first + i] : 0;
+            own += counts[i];
         }
-        before += part;
-        if (whole) break;
-    }
-    if (lane_index() == 0) words[block] = WHOLE | static_cast<unsigned long long>(before + own);
-    return before;
-}
-
-// Where instances in the order of depth are written, as far as there is room.
-struct Listed {
-    uint32_t *places, *splat;
-    int64_t room;
-    __device__ void put(int64_t at, int place, uint32_t number) const {
-        if (at >= room) return;
-        places[at] = static_cast<uint32_t>(place);
-        splat[at] = number;
-    }
-};
-
-__global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given given, Work work, Listed listed) {
-    constexpr int WARPS = THREADS / WARP;
-    __shared__ int64_t block, start;
-    __shared__ int warp_starts[WARPS];
-    // Blocks are numbered as they start, so that those waited for are running or done.
-    if (threadIdx.x == 0) block = static_cast<int64_t>(atomicAdd(&work.totals()->blocks, 1ull));
-    __syncthreads();
-    int64_t i = block * THREADS + threadIdx.x;
-    uint32_t splat = 0;
-    Tiles tiles = Tiles::none();
-    if (i < given.splats) {
-        splat = work.order()[i];
-        tiles = Tiles::of(work.found()[splat]);
-    }
-    int count = tiles.count(), up_to = sum_up_to_lane(count);
-    if (lane_index() == WARP - 1) warp_starts[warp_index()] = up_to;
-    __syncthreads();
-    if (warp_index() == 0) {
-        int of_warp = lane_index() < WARPS ? warp_starts[lane_index()] : 0;
-        int warps_up_to = sum_up_to_lane(of_warp);
-        if (lane_index() < WARPS) warp_starts[lane_index()] = warps_up_to - of_warp;
-        int64_t before = instances_before(work.block_sums(), block, __shfl_sync(ALL_LANES, warps_up_to, WARP - 1));
-        if (lane_index() == 0) start = before;
-    }
-    __syncthreads();
-    int64_t position = start + warp_starts[warp_index()] + up_to - count;
-
-    if (!tiles.to_walk()) {
-        // i / columns as a product: exact for i < 32 and columns <= 32.
-        int columns = tiles.columns(), inverse = ((1 << 16) + columns - 1) / columns;
-        int64_t at = position;
-        for (uint32_t hits = tiles.hits; hits; hits &= hits - 1) {
-            int tile = __ffs(hits) - 1, row = tile * inverse >> 16;
-            listed.put(at++, listing.place_of(tiles.x0() + tile - row * columns, tiles.y0() + row), splat);
+        int64_t end = sum_up_to_lane(own);
+        __syncthreads();
+        if (lane_index() == WARP - 1) warp_ends[warp_index()] = end;
+        __syncthreads();
+        int64_t of_warps = sum_up_to_lane(warp_ends[lane_index()]);
+        int64_t begin = before + end - own;
+        int64_t warps_before = __shfl_sync(ALL_LANES, of_warps, max(warp_index() - 1, 0));
+        if (warp_index() > 0) begin += warps_before;
+        before += __shfl_sync(ALL_LANES, of_warps, WARP - 1);
+#pragma unroll
+        for (int i = 0; i < START_EACH; ++i) {
+            if (first + i < tiles) {
+                int64_t start = min(begin, lists.room), count = min(begin + counts[i], lists.room) - start;
+                begin += counts[i];
+                starts[first + i] = start;
+                tallies[first + i] = 0;
+                if (count > SORTED) add_long(lists, work, static_cast<int>(first + i), count);
+            }
         }
     }
-    unsigned to_walk = __ballot_sync(ALL_LANES, tiles.to_walk());
-    while (to_walk) {
-        int lane = __ffs(to_walk) - 1;
-        to_walk &= to_walk - 1;
-        uint32_t its_splat = __shfl_sync(ALL_LANES, splat, lane);
-        int64_t its_position = __shfl_sync(ALL_LANES, position, lane);
-        walk_together(listing, its_splat, [&](unsigned, int n, int place) {
-            if (place >= 0) listed.put(its_position + n, place, its_splat);
-        });
-    }
-
-    // The rest of the room sorts behind all tiles.
-    int64_t total = static_cast<int64_t>(work.totals()->instances);
-    for (int64_t m = total + i; m < listed.room; m += static_cast<int64_t>(gridDim.x) * THREADS) {
-        listed.places[m] = BEHIND_ALL;
-    }
-    if (i == 0 && total > listed.room && given.overflow != nullptr) *given.overflow = 1;
+    if (threadIdx.x != 0) return;
+    starts[tiles] = min(before, lists.room);
+    if (given.overflow != nullptr && before > lists.room) *given.overflow = 1;
+    if (needed == nullptr) return;
+    needed[0] = given.live[0];
+    needed[1] = given.live[1];
+    needed[2] = before;
+    needed[3] = *given.overflow;
 }
+static_assert(START_THREADS == WARP * WARP, "a warp adds up the warps");
 
-// Where each tile's instances start: the first of a place not below k, by bisection. needed: null, or [4]: live splats,
-// undrawn ones, instances, and whether a room was too small.
-__global__ void __launch_bounds__(THREADS) find_starts(const uint32_t* sorted_places, int64_t instances, int64_t tiles,
-                                                       Given given, const Counts* totals, int64_t* starts,
-                                                       int64_t* needed) {
-    int64_t k = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
-    if (k == 0 && needed != nullptr) {
-        needed[0] = given.live[0];
-        needed[1] = given.live[1];
-        needed[2] = static_cast<int64_t>(totals->instances);
-        needed[3] = *given.overflow;
-    }
-    if (k > tiles) return;
-    int64_t lo = 0, hi = instances;
-    while (lo < hi) {
-        int64_t middle = lo + (hi - lo) / 2;
-        if (sorted_places[middle] < static_cast<uint32_t>(k)) {
-            lo = middle + 1;
-        } else {
-            hi = middle;
+// Each splat into the lists of its tiles. TABLE: a block counts its splats by tile first, takes places for all of them
+// at once, and gives these out in shared memory.
+template <bool TABLE>
+__global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given given, Work work, Lists lists,
+                                                          int tiles, const int64_t* starts) {
+    extern __shared__ __align__(16) int table[];
+    // Splats have numbers of 31 bits.
+    uint32_t first = blockIdx.x * CHUNK, live = static_cast<uint32_t>(work.live(given));
+    if (first >= live) return;
+    bool gives_out = !TABLE;
+    auto take = [&](int place, uint32_t splat) {
+        if (TABLE && !gives_out) {
+            atomicAdd(table + place, 1);
+            return;
         }
+        // Below 2^32: starts and counts are below 2^31.
+        uint32_t at = TABLE ? static_cast<uint32_t>(atomicAdd(table + place, 1))
+                            : static_cast<uint32_t>(starts[place]) +
+                                  static_cast<uint32_t>(atomicAdd(work.tallies() + place, 1));
+        if (at < lists.room) lists.entries[at] = make_uint2(work.depths()[splat], splat);
+    };
+    if (TABLE) {
+        for (int k = threadIdx.x; k < tiles; k += THREADS) table[k] = 0;
+        __syncthreads();
     }
-    starts[k] = lo;
+#pragma unroll 1
+    while (true) {
+        // All of them on the way at once.
+        uint2 words[CHUNK_ROUNDS];
+#pragma unroll
+        for (int round = 0; round < CHUNK_ROUNDS; ++round) {
+            uint32_t splat = first + round * THREADS + threadIdx.x;
+            words[round] = splat < live ? work.found()[splat] : Tiles::none().words();
+        }
+#pragma unroll
+        for (int round = 0; round < CHUNK_ROUNDS; ++round) {
+            Tiles found = Tiles::of(words[round]);
+            for (uint32_t hits = found.hits; hits; hits &= hits - 1) {
+                int2 tile = found.tile(__ffs(hits) - 1);
+                take(listing.place_of(tile.x, tile.y), first + round * THREADS + threadIdx.x);
+            }
+        }
+        if (gives_out) break;
+        gives_out = true;
+        __syncthreads();
+        for (int k = threadIdx.x; k < tiles; k += THREADS) {
+            int count = table[k];
+            if (count > 0) table[k] = static_cast<int>(starts[k]) + atomicAdd(work.tallies() + k, count);
+        }
+        __syncthreads();
+    }
 }
 
-// Instances, tile by tile and front to back, after order_splats. instances: room for them. tile_bits: of the largest
-// place. memory: 3 x pitch words to work with, pitch >= instances.
+// Wide splats into the lists of their tiles.
+__global__ void __launch_bounds__(THREADS) list_wide(Listing listing, Work work, Lists lists, const int64_t* starts) {
+    auto list = [&](uint32_t splat, int place) {
+        uint32_t at = static_cast<uint32_t>(starts[place]) +
+                      static_cast<uint32_t>(atomicAdd(work.tallies() + place, 1));
+        if (at < lists.room) lists.entries[at] = make_uint2(work.depths()[splat], splat);
+    };
+    walk_wide(listing, work, list, [](uint32_t, int) {});
+}
+
+// Instances, tile by tile and front to back, after count_instances. instances: room for them. memory: words to work
+// with, see Lists; pitch >= instances.
 EXPORT int list_bins(Queue queue, const View* view, const Given* given, const Work* work, int64_t instances,
-                     int64_t tiles, int tile_bits, uint32_t* memory, int64_t pitch, int* splat, int64_t* starts,
-                     int64_t* needed) {
+                     int64_t tiles, uint32_t* memory, int64_t pitch, int* splat, int64_t* starts, int64_t* needed) {
     CHECK(cudaSetDevice(queue.device));
     cudaStream_t stream = queue.stream;
-    uint32_t *by_depth = memory, *places = memory + pitch, *sorted_places = memory + 2 * pitch;
-    if (instances > 0) {
-        list_instances<<<whole_blocks(given->splats), THREADS, 0, stream>>>(Listing(*view, *given), *given, *work,
-                                                                            Listed{places, by_depth, instances});
-        CHECK(cudaGetLastError());
-        CHECK(sort_pairs(stream, work->scratch, places, sorted_places, by_depth, reinterpret_cast<uint32_t*>(splat),
-                         instances, tile_bits));
-    }
-    find_starts<<<whole_blocks(tiles + 1), THREADS, 0, stream>>>(sorted_places, instances, tiles, *given,
-                                                                 work->totals(), starts, needed);
-    return cudaGetLastError();
+    Lists lists(memory, pitch, instances);
+    start_lists<<<1, START_THREADS, 0, stream>>>(*given, *work, lists, tiles, starts, needed);
+    CHECK(cudaGetLastError());
+    if (instances == 0 || tiles == 0 || given->splats == 0) return cudaSuccess;
+    bool table = tiles <= TABLE_TILES;
+    auto kernel = table ? list_instances<true> : list_instances<false>;
+    kernel<<<whole_chunks(given->splats), THREADS, table ? tiles * sizeof(int) : 0, stream>>>(
+        Listing(*view, *given), *given, *work, lists, static_cast<int>(tiles), starts);
+    CHECK(cudaGetLastError());
+    list_wide<<<WIDE_BLOCKS, THREADS, 0, stream>>>(Listing(*view, *given), *work, lists, starts);
+    CHECK(cudaGetLastError());
+    return sort_lists(stream, lists, given->ids, *work, tiles, starts, splat);
+}
+
+// All of binning, where the sizes are those of a room.
+EXPORT int bin_view(Queue queue, const View* view, const Given* given, const Work* work, int64_t instances,
+                    int64_t tiles, uint32_t* memory, int64_t pitch, int* splat, int64_t* starts, int64_t* needed) {
+    int failed = count_instances(queue, view, given, work, tiles, nullptr);
+    if (failed) return failed;
+    return list_bins(queue, view, given, work, instances, tiles, memory, pitch, splat, starts, needed);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -11,6 +12,13 @@ import torch
 
 from cuda_src import launches
 from cuda_src.compiled.build import BuildError, build
+
+REPLAYED_FROM = 3
+"""The call of a `ReplayedLaunch` that is worth 0.1 ms for its graph; by then every kernel is loaded, as it must be."""
+MOST_RECORDED = 1024
+"""Graphs at a time, some 10 KB each for a few hundred views; further launches stay as they are."""
+_CALLER_RECORDS = 900
+"""What `replay` returns where its stream is being recorded: cudaErrorStreamCaptureUnsupported."""
 
 
 class Queue(ctypes.Structure):
@@ -31,27 +39,93 @@ def queue_of(device: torch.device) -> Queue:
     """The current stream of that device."""
     index = torch.cuda.current_device() if device.index is None else device.index
     # The public current_stream builds a Stream object, which takes longer than the launch it is for.
-    return Queue(index, torch._C._cuda_getCurrentRawStream(index))
+    return _queue(index, torch._C._cuda_getCurrentRawStream(index))
 
 
-def call(function: str, device: torch.device, *arguments: Any) -> None:
-    """Launch one of the library's functions; raises RuntimeError with CUDA's words if that fails.
+@cache
+def _queue(index: int, stream: int) -> Queue:
+    return Queue(index, stream)
 
-    Tensors are passed by address (contiguous, on the device), None as no address, int as 32 bits (`count` makes 64),
-    float as float32, and ctypes' own values as they are: structs by value unless given by `ctypes.byref`. The kinds of
-    a function's arguments are those of its first call.
+
+class Launch:
+    """One of the library's functions with its arguments: made once, and called as long as they stay what they are.
+
+    Tensors are passed by address (contiguous, on the device) and not kept alive, None as no address, int as 32 bits
+    (`count` makes 64), float as float32, and ctypes' own values as they are: structs by value unless given by
+    `ctypes.byref`, where a field may be changed between two calls. The kinds of a function's arguments are those of its
+    first call.
     """
-    if device.type != "cuda":
-        raise ValueError(f"compiled kernels work on CUDA tensors, not on {device}")
-    launches.count()
-    own = _FUNCTIONS.get(function)
-    if own is None:
-        own = _FUNCTIONS[function] = _declared(library(), function, arguments)
-    code = own(queue_of(device), *[address(a) if isinstance(a, torch.Tensor) else a for a in arguments])
+
+    def __init__(self, function: str, device: torch.device, *arguments: Any) -> None:
+        if device.type != "cuda":
+            raise ValueError(f"compiled kernels work on CUDA tensors, not on {device}")
+        self._function = function
+        self._device = device
+        self._own = _declared(function, arguments)
+        self._arguments = tuple(address(a) if isinstance(a, torch.Tensor) else a for a in arguments)
+
+    def __call__(self) -> None:
+        """On the current stream; raises RuntimeError with CUDA's words if that fails."""
+        launches.count()
+        self._run(queue_of(self._device))
+
+    def _run(self, queue: Queue) -> None:
+        _check(self._function, self._own(queue, *self._arguments))
+
+
+class ReplayedLaunch(Launch):
+    """A launch that is called again and again with nothing about it changed, no field of a struct by address either.
+
+    From call REPLAYED_FROM on its kernels and memsets are a CUDA graph, recorded once: the host submits one thing in
+    place of up to 25, and the device begins each kernel sooner after the one before it. Where a graph cannot be had,
+    and while the caller records a graph of its own, it is called as any launch.
+    """
+
+    def __init__(self, function: str, device: torch.device, *arguments: Any) -> None:
+        super().__init__(function, device, *arguments)
+        self._calls = 0
+        self._recordable = True
+        self._graph: ctypes.c_void_p | None = None
+
+    def _run(self, queue: Queue) -> None:
+        if self._graph is None and self._recordable:
+            self._calls += 1
+            if self._calls >= REPLAYED_FROM and len(_RECORDED) < MOST_RECORDED:
+                self._graph = self._recorded(queue.device)
+                self._recordable = self._graph is not None
+        if self._graph is not None:
+            code = _declared("replay", (self._graph,))(queue, self._graph)
+            if code != _CALLER_RECORDS:
+                return _check("replay", code)
+        super()._run(queue)
+
+    def _recorded(self, device: int) -> ctypes.c_void_p | None:
+        """None if any part of it fails: an error that is not the recording's own comes back with the plain launch."""
+        own, stream, graph = library(), ctypes.c_void_p(), ctypes.c_void_p()
+        if own.begin_recording(device, ctypes.byref(stream)):
+            return None
+        recording = Queue(device, stream)
+        code = self._own(recording, *self._arguments)
+        if own.end_recording(recording, code, ctypes.byref(graph)):
+            return None
+        _RECORDED.add(self)
+        weakref.finalize(self, own.forget_recording, device, graph).atexit = False
+        return graph
+
+
+_RECORDED: weakref.WeakSet[ReplayedLaunch] = weakref.WeakSet()
+
+
+def _check(function: str, code: int) -> None:
     if code:
         text = library().error_text
         text.restype = ctypes.c_char_p
         raise RuntimeError(f"{function}: {text(code).decode()}")
+
+
+def call(function: str, device: torch.device, *arguments: Any) -> None:
+    """A `Launch` that is made for one call."""
+    Launch(function, device, *arguments)()
 
 
 def address(tensor: torch.Tensor | None) -> int | None:
@@ -71,10 +145,13 @@ def count(value: int) -> ctypes.c_int64:
 _FUNCTIONS: dict[str, Callable[..., int]] = {}
 
 
-def _declared(own: ctypes.CDLL, function: str, arguments: tuple[Any, ...]) -> Callable[..., int]:
-    """The function with the C types that these arguments ask for, so that no call converts them in Python."""
-    found = getattr(own, function)
-    found.argtypes = [Queue, *(_c_type(argument) for argument in arguments)]
+def _declared(function: str, arguments: tuple[Any, ...]) -> Callable[..., int]:
+    """The function with the C types that its first arguments ask for, so that no call converts them in Python."""
+    found = _FUNCTIONS.get(function)
+    if found is None:
+        found = getattr(library(), function)
+        found.argtypes = [Queue, *(_c_type(argument) for argument in arguments)]
+        _FUNCTIONS[function] = found
     return found
 
 

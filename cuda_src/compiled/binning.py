@@ -1,31 +1,38 @@
-"""bin_splats: what the kernels of bin.cu and bin_list.cu are given."""
+"""bin_splats: what the kernels of bin.cu, bin_list.cu and bin_sort.cu are given."""
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 
 from cuda_src.camera import Camera
-from cuda_src.compiled.bindings import address, call, count
+from cuda_src.compiled.bindings import ReplayedLaunch, address, call, count
+from cuda_src.compiled.lent import lent, lent_bytes
 from cuda_src.compiled.raster import aligned_records, as_real
-from cuda_src.compiled.scratch import Scratch, scratch_for
+from cuda_src.compiled.scratch import Scratch, scratch_bytes
 from cuda_src.compiled.view import view_of
 from cuda_src.operators import Bins, KernelSet, Room, Splats
 from cuda_src.workspace import Workspace
 
-_MOST_INSTANCES = 1 << 32
-"""The sort counts in 32 bits."""
+_MOST_INSTANCES = 1 << 31
+"""A position among instances is the sum of two numbers of 31 bits: list_instances in bin_list.cu."""
 _PITCH = 64
 """Planes begin at multiples of so many words: 256 bytes."""
-_SPLAT_PLANES = 7
-"""Two depth keys, number, two orders, and two words of tiles: struct Work in bin.cuh."""
-_INSTANCE_PLANES = 3
-"""Two places of a tile, and the splat."""
-_BLOCK = 256
-"""Splats a block: THREADS in config.h."""
-_COUNTS = 4
+_SPLAT_PLANES = 5
+"""Depth key, number of tiles, two words of tiles, and the number of a wide splat: struct Work in bin.cuh."""
+_INSTANCE_PLANES = 4
+"""Depth key and splat of each entry of a list, and those of long lists by bucket: struct Lists in bin.cuh."""
+_SORTED = 4096
+"""Entries that a block sorts: SORTED in bin.cuh."""
+_BUCKET = 1536
+"""Entries of a long list for which it has a bucket: BUCKET in bin.cuh."""
+_BUCKET_WORDS, _LONG_LIST_WORDS, _SHARE_WORDS = 6, 2, 2
+"""Words of struct Bucket, of LongList, and of a share: bin.cuh."""
+_COUNTS = 5
 """Words of struct Counts in bin.cuh."""
+_SPLAT_STARTS = "bin.splat_starts", torch.int64
 
 
 class Given(ctypes.Structure):
@@ -68,7 +75,7 @@ def bin_splats(
 
     A fixed order of sums by splat is not kept: raster_backward adds with atomics.
     """
-    device, n, view = splats.records.device, splats.count, ctypes.byref(view_of(kernels, camera))
+    device, n = splats.records.device, splats.count
     if room is not None and (splats.live is None or n != room.splats):
         raise ValueError(f"a room for {room.splats} splats, but they are {n} and were projected without it")
     places = None
@@ -77,45 +84,111 @@ def bin_splats(
         places = workspace.take("bin.places", (camera.tiles,), torch.int32)
         call("list_tiles", device, tiles, count(len(tiles)), places, count(camera.tiles))
     listed = camera.tiles if tiles is None else len(tiles)
-    listed_tiles = workspace.numbers(camera.tiles) if tiles is None else tiles
-    starts = workspace.take("bin.starts", (listed + 1,), torch.int64)
-    splat_starts = None if room is not None else workspace.take("bin.splat_starts", (n + 1,), torch.int64)
-    if splat_starts is not None and (n == 0 or listed == 0):
+    if room is None and (n == 0 or listed == 0):
         none = workspace.take("bin.splat", (0,), torch.int32)
-        return Bins(listed_tiles, starts.zero_(), none, None, splat_starts.zero_())
+        starts = workspace.zeros("bin.starts", (listed + 1,), torch.int64)
+        splat_starts = workspace.zeros(_SPLAT_STARTS[0], (n + 1,), _SPLAT_STARTS[1])
+        return Bins(_listed_tiles(camera, tiles, workspace), starts, none, None, splat_starts)
 
-    records, ids = aligned_records(splats.records, workspace), splats.ids.contiguous()
+    ids = splats.ids.contiguous()
     subtiles, depth_limit = None if subtiles is None else subtiles.contiguous(), as_real(depth_limit)
-    given = Given(
-        records.data_ptr(), address(ids), n, address(splats.live), address(splats.overflow),
-        address(places), address(subtiles), address(depth_limit),
+    given = (
+        aligned_records(splats.records, workspace).data_ptr(), address(ids), n, address(splats.live),
+        address(splats.overflow), address(places), address(subtiles), address(depth_limit),
     )  # fmt: skip
-    pitch = _pitch(n)
-    planes = workspace.take("bin.splats", (_SPLAT_PLANES * pitch,), torch.int32)
-    counts = workspace.take("bin.counts", (_COUNTS + -(-n // _BLOCK),), torch.int64)
-    most = n if room is None else max(n, room.instances)
-    work = Work(address(planes), pitch, address(counts), scratch_for(most, workspace))
-    by_splats = ctypes.byref(given), ctypes.byref(work)
-    call("order_splats", device, view, *by_splats, splat_starts)
     if room is None:
-        instances, unordered = counts[:2].tolist()
-        if unordered:
-            call("order_by_id_first", device, *by_splats)
-        work.scratch = scratch_for(max(n, instances), workspace)
-    else:
-        instances = room.instances
+        return _binned_exactly(kernels, Given(*given), camera, workspace, tiles, listed)
+    key = "bin", view_of(kernels, camera), *given, listed, address(tiles), room.instances
+    bins, launch = workspace.kept(
+        key, lambda: _prepared(kernels, Given(*given), camera, workspace, tiles, listed, room)
+    )
+    launch()
+    return bins
+
+
+def _prepared(
+    kernels: KernelSet,
+    given: Given,
+    camera: Camera,
+    workspace: Workspace,
+    tiles: torch.Tensor | None,
+    listed: int,
+    room: Room,
+) -> tuple[Bins, ReplayedLaunch]:
+    """Bins of the room's size, and what fills them."""
+    _check(room.instances)
+    workspace.release(*_SPLAT_STARTS)  # Of a first visit, at which they were counted.
+    work, memory = _work(given.splats, room.instances, listed, workspace)
+    needed = workspace.take("bin.needed", (4,), torch.int64)
+    starts, splat, lists = _lists(room.instances, listed, memory, workspace)
+    launch = ReplayedLaunch(
+        "bin_view", starts.device, ctypes.byref(view_of(kernels, camera)), ctypes.byref(given), ctypes.byref(work),
+        *lists, needed,
+    )  # fmt: skip
+    return Bins(_listed_tiles(camera, tiles, workspace), starts, splat, None, None, needed), launch
+
+
+def _binned_exactly(
+    kernels: KernelSet, given: Given, camera: Camera, workspace: Workspace, tiles: torch.Tensor | None, listed: int
+) -> Bins:
+    """The instances are counted, and lists made of their number."""
+    n = given.splats
+    splat_starts = workspace.take(_SPLAT_STARTS[0], (n + 1,), _SPLAT_STARTS[1])
+    device, view = splat_starts.device, ctypes.byref(view_of(kernels, camera))
+
+    def counted(work: Work) -> int:
+        """Finds each splat's tiles; returns how many instances there are."""
+        call("count_instances", device, view, ctypes.byref(given), ctypes.byref(work), count(listed), splat_starts)
+        return int(workspace.take("bin.counts", _counts_of(listed), torch.int64)[0])
+
+    # Memory for as many instances as splats, for a start: raster_forward will want no less.
+    work, _ = _work(n, n, listed, workspace)
+    instances = counted(work)
+    _check(instances)
+    held = lent_bytes(workspace)
+    work, memory = _work(n, instances, listed, workspace)
+    if lent_bytes(workspace) != held:  # Room for the instances was not there: what has been found is lost.
+        counted(work)
+    starts, splat, lists = _lists(instances, listed, memory, workspace)
+    call("list_bins", device, view, ctypes.byref(given), ctypes.byref(work), *lists, None)
+    return Bins(_listed_tiles(camera, tiles, workspace), starts, splat, None, splat_starts)
+
+
+def _listed_tiles(camera: Camera, tiles: torch.Tensor | None, workspace: Workspace) -> torch.Tensor:
+    return workspace.numbers(camera.tiles) if tiles is None else tiles
+
+
+def _counts_of(listed: int) -> tuple[int]:
+    """Shape of Work.counts, with an int32 for each listed tile."""
+    return (_COUNTS + -(-listed // 2),)
+
+
+def _work(splats: int, instances: int, listed: int, workspace: Workspace) -> tuple[Work, ctypes.c_void_p]:
+    """Memory for so many splats, and that for so many instances to be sorted in. Both are lent."""
+    pitch, scratch = _pitch(splats), scratch_bytes(splats, workspace.device)
+    most_long = instances // _SORTED
+    buckets = _BUCKET_WORDS * (instances // _BUCKET + most_long) + (_LONG_LIST_WORDS + _SHARE_WORDS) * most_long
+    sorted_in = _INSTANCE_PLANES * _pitch(instances) + buckets
+    word = ctypes.sizeof(ctypes.c_int32)
+    planes, lists, summing = lent(workspace, _SPLAT_PLANES * pitch * word, sorted_in * word, scratch)
+    counts = workspace.take("bin.counts", _counts_of(listed), torch.int64)
+    work = Work(planes.data_ptr(), pitch, address(counts), Scratch(summing.data_ptr(), scratch))
+    return work, ctypes.c_void_p(lists.data_ptr())
+
+
+def _lists(
+    instances: int, listed: int, memory: ctypes.c_void_p, workspace: Workspace
+) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
+    """starts and splat of Bins, and the arguments by which `list_bins` is given them and memory to sort in."""
+    starts = workspace.take("bin.starts", (listed + 1,), torch.int64)
+    splat = workspace.take("bin.splat", (instances,), torch.int32)
+    pitch = count(_pitch(instances))
+    return starts, splat, (count(instances), count(listed), memory, pitch, splat, starts)
+
+
+def _check(instances: int) -> None:
     if instances >= _MOST_INSTANCES:
         raise RuntimeError(f"{instances} tile instances in one view; expected fewer than {_MOST_INSTANCES}")
-
-    pitch = _pitch(instances)
-    memory = workspace.take("bin.instances", (_INSTANCE_PLANES * pitch,), torch.int32)
-    splat = workspace.take("bin.splat", (instances,), torch.int32)
-    needed = None if room is None else workspace.take("bin.needed", (4,), torch.int64)
-    call(
-        "list_bins", device, view, *by_splats, count(instances), count(listed), max(1, (listed - 1).bit_length()),
-        memory, count(pitch), splat, starts, needed,
-    )  # fmt: skip
-    return Bins(listed_tiles, starts, splat, None, splat_starts, needed)
 
 
 def _pitch(items: int) -> int:

@@ -26,27 +26,36 @@ constexpr int HALF = CELL * CELL;
 static_assert(SUBTILE_WIDTH == 2 * CELL && SUBTILE_HEIGHT == CELL && 2 * HALF == WARP, "a half warp renders a cell");
 static_assert(TILE / CELL == 4, "a mask of cells has 16 bits, a mask of sub-tiles eight");
 
-// Splats that a raster block holds at a time, two threads each: two batches, one rendered while the other comes, leave
-// room for four blocks a multiprocessor beside the rows of raster_backward.
-constexpr int BATCH = TILE_THREADS / 2;
-// A tile's list longer than WHOLE_LIST is cut into segments of this many entries, which several blocks composite at
-// once: one list in ten thousand is so long that its tile would take as long as all others together. A segment costs
-// 8 KB and some microseconds; a list is cut in at most MOST_SEGMENTS, so that a block has a thread for each.
-constexpr int SEGMENT = 8 * BATCH;
-constexpr int WHOLE_LIST = 12 * BATCH;
+// Splats that a block of raster_forward holds at a time, a thread each: two batches, one rendered while the other
+// comes. Warps of a block wait for one another once a batch, so longer ones even out their lists.
+constexpr int FORWARD_BATCH = TILE_THREADS;
+// A tile's list longer than one and a half segments is cut into segments of this many entries, which several blocks
+// composite at once: one list in ten thousand is so long that its tile would take as long as all others together. A
+// segment costs 8 KB and some microseconds; where there are more than FINE_INSTANCES it is longer. A list is cut in at
+// most MOST_SEGMENTS, so that a block has a thread for each.
+constexpr int SEGMENT = 4 * FORWARD_BATCH;
+__host__ __device__ constexpr int whole_list(int segment) { return segment + segment / 2; }
+constexpr int64_t FINE_INSTANCES = 8 << 20;
 constexpr int MOST_SEGMENTS = TILE_THREADS;
 // List entries read by one load of shared memory.
 constexpr int LISTED = 4;
 
-// Tiles of a splat's span that one thread tests by itself; the warp shares wider spans. Most spans have 1-6 tiles.
+// Tiles of a splat's span that one thread of `route_splats` tests by itself; the warp shares wider spans. Most spans have
+// 1-6 tiles.
 constexpr int OWN_SPAN = 12;
 
-// Equal depths that one thread puts in order by itself, by insertion. Longer runs, a plane seen face on, send the
-// whole list through a sort by id first.
-constexpr int TIE_RUN = 64;
+// Depths of a tile's list, alike in the bits sorted by, that threads put in order by comparing all with all. With longer
+// runs, a wall seen face on, the list is sorted by all bits, and by id first.
+constexpr int TIE_RUN = 32;
 
-// Memory-bound kernels loop over their work with at most this many blocks, several for each of 132 multiprocessors.
-constexpr int64_t MOST_BLOCKS = 132 * 64;
+// Floats that one instruction moves at most, 16 bytes.
+constexpr int PIECE = 4;
+
+// Of an H200: where the number of blocks is chosen, it is for so many multiprocessors.
+constexpr int MULTIPROCESSORS = 132;
+
+// Memory-bound kernels loop over their work with at most this many blocks, several for each multiprocessor.
+constexpr int64_t MOST_BLOCKS = MULTIPROCESSORS * 64;
 
 inline int blocks_for(int64_t work, int64_t each) {
     int64_t blocks = (work + each - 1) / each;
@@ -70,3 +79,13 @@ struct Queue {
 
 __device__ inline int lane_index() { return threadIdx.x & (WARP - 1); }
 __device__ inline int warp_index() { return threadIdx.x / WARP; }
+
+// The lanes' values added up, to this lane and with it.
+template <typename T>
+__device__ inline T sum_up_to_lane(T value) {
+    for (int step = 1; step < WARP; step *= 2) {
+        T below = __shfl_up_sync(ALL_LANES, value, step);
+        if (lane_index() >= step) value += below;
+    }
+    return value;
+}

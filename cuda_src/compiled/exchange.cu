@@ -3,6 +3,10 @@
 // A block has 256 splats. It counts those that each rank is sent; a prefix sum over ranks and blocks, rank after rank, is
 // then where each block's records begin in the buffer that travels, so that every kernel finds a record's place from the
 // masks and those sums, and no list of indices exists.
+//
+// Or each rank has a room in the buffer, agreed upon beforehand, so that no host need know how many records there are.
+// What they leave of it holds depths that are not numbers; its last row is never a record's and carries the sender's
+// overflow flag on the way back.
 #include "bin.cuh"
 
 // As in cuda_src/exchange.py.
@@ -15,18 +19,34 @@ constexpr int WIRE = RECORD + ID_WORDS;
 constexpr int WARPS = THREADS / WARP;
 // Words that a lane has under way at once when a warp moves records.
 constexpr int AT_ONCE = 4;
+// Blocks that blank what is left of a room: some thousands of rows.
+constexpr int BLANKS = 8;
 
-// Passed by value. A bit a rank, [splats]; records up to and with each block, [ranks x blocks].
+// Passed by value. A bit a rank, [splats]; records up to and with each block, [ranks x blocks]; rows of the buffer up to
+// and with each rank's room, if they have any; the flag that is set where a room is too small.
 struct Routes {
     uint64_t* masks;
     int64_t* ends;
     int64_t splats, blocks;
-    int ranks;
+    int* overflow;
+    int ranks, roomy;
+    int64_t room_ends[MOST_RANKS];
 
-    // Where a block's records for a rank begin among all that are sent.
-    __device__ int64_t start(int rank, int64_t block) const {
+    // How many records there are for ranks before this one, and for this one in blocks before this.
+    __device__ int64_t sent_before(int rank, int64_t block) const {
         int64_t before = rank * blocks + block - 1;
         return before < 0 ? 0 : ends[before];
+    }
+    __device__ int64_t sent(int rank) const { return sent_before(rank + 1, 0) - sent_before(rank, 0); }
+    // Rows of the buffer that a rank's records may have.
+    __device__ int64_t begin(int rank) const {
+        if (!roomy) return sent_before(rank, 0);
+        return rank == 0 ? 0 : room_ends[rank - 1];
+    }
+    __device__ int64_t end(int rank) const { return roomy ? room_ends[rank] - 1 : sent_before(rank + 1, 0); }
+    // Where a block's records for a rank begin.
+    __device__ int64_t start(int rank, int64_t block) const {
+        return begin(rank) + sent_before(rank, block) - sent_before(rank, 0);
     }
 };
 
@@ -141,10 +161,11 @@ __global__ void count_routes(Given given, Routes routes, int64_t* counts) {
     int rank = threadIdx.x;
     if (rank >= routes.ranks) return;
     int64_t* own = counts + rank * ROUTE_COUNTS;
-    own[SENT_RECORDS] = routes.start(rank + 1, 0) - routes.start(rank, 0);
+    own[SENT_RECORDS] = routes.sent(rank);
     own[OWN_SPLATS] = given.live == nullptr ? given.splats : given.live[0];
     own[OWN_UNDRAWN] = given.live == nullptr ? 0 : given.live[1];
     own[OVERFLOWED] = given.live != nullptr && given.live[0] > given.splats;
+    if (routes.roomy && routes.sent(rank) > routes.end(rank) - routes.begin(rank)) *routes.overflow = 1;
 }
 
 // `each(rank, lanes, at)` is called by the whole warp for each of the wanted ranks that any of its splats goes to: with
@@ -192,9 +213,10 @@ __global__ void __launch_bounds__(THREADS) pack_routes(Routes routes, int own_ra
                                                        const uint32_t* __restrict__ ids, uint32_t* wire, int64_t rows,
                                                        int width) {
     int64_t first = own_splat() - lane_index();
-    for_each_rank(routes, own_mask(routes) & ~(1ull << own_rank), [&](int, unsigned lanes, int64_t at) {
+    for_each_rank(routes, own_mask(routes) & ~(1ull << own_rank), [&](int rank, unsigned lanes, int64_t at) {
         const int* order = in_order(lanes);
         int words = __popc(lanes) * WIRE;
+        int64_t last = min(rows, routes.end(rank));
         for (int begin = lane_index(); begin < words; begin += AT_ONCE * WARP) {
             uint32_t value[AT_ONCE];
 #pragma unroll
@@ -212,7 +234,7 @@ __global__ void __launch_bounds__(THREADS) pack_routes(Routes routes, int own_ra
                 int i = begin + j * WARP;
                 if (i < words) {
                     int n = i / WIRE, word = i - n * WIRE;
-                    if (at + n < rows) wire[(at + n) * width + word] = value[j];
+                    if (at + n < last) wire[(at + n) * width + word] = value[j];
                 }
             }
         }
@@ -226,7 +248,7 @@ __global__ void __launch_bounds__(THREADS) keep_routes(Routes routes, int own_ra
     constexpr int PARTS = RECORD_STRIDE / 4;
     int64_t first = own_splat() - lane_index();
     for_each_rank(routes, own_mask(routes) & 1ull << own_rank, [&](int rank, unsigned lanes, int64_t at) {
-        int64_t place = hole.first + at - routes.start(rank, 0);
+        int64_t place = hole.first + at - routes.begin(rank), last = hole.first + routes.end(rank) - routes.begin(rank);
         const int* order = in_order(lanes);
         int parts = __popc(lanes) * PARTS;
 #pragma unroll
@@ -234,11 +256,24 @@ __global__ void __launch_bounds__(THREADS) keep_routes(Routes routes, int own_ra
             int i = lane_index() + j * WARP;
             if (i < parts) {
                 int n = i / PARTS, part = i - n * PARTS;
-                kept[(place + n) * PARTS + part] = records[(first + order[n]) * PARTS + part];
+                if (place + n < last) kept[(place + n) * PARTS + part] = records[(first + order[n]) * PARTS + part];
             }
         }
-        if (lanes >> lane_index() & 1) kept_ids[place + lanes_below(lanes)] = ids[own_splat()];
+        int64_t own = place + lanes_below(lanes);
+        if ((lanes >> lane_index() & 1) && own < last) kept_ids[own] = ids[own_splat()];
     });
+}
+
+// What a rank's records leave of its room: no splats. A row of blocks a rank; `base` is where the first rank's room, or
+// the only one's, begins in a buffer of rows `width` words apart.
+__global__ void __launch_bounds__(THREADS) blank_rooms(Routes routes, int own_rank, bool own, float* base, int width) {
+    int rank = own ? own_rank : blockIdx.y;
+    if (!own && rank == own_rank) return;
+    int64_t first = own ? 0 : routes.begin(rank), rows = routes.end(rank) + 1 - routes.begin(rank);
+    int64_t n = min(routes.sent(rank), rows - 1) + static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+    for (; n < rows; n += static_cast<int64_t>(gridDim.x) * THREADS) {
+        base[(first + n) * width + RECORD_DEPTH] = nanf("");
+    }
 }
 
 // What came from other ranks, out of the buffer that travelled.
@@ -315,10 +350,10 @@ __global__ void __launch_bounds__(THREADS) sum_routes(Routes routes, const float
     float total[SENT_GRADIENTS] = {};
     bool zero = false;
     for_each_rank(routes, own_mask(routes), [&](int rank, unsigned lanes, int64_t at) {
-        if (!(lanes >> lane_index() & 1)) return;
         int64_t place = at + lanes_below(lanes);
+        if (!(lanes >> lane_index() & 1) || place >= routes.end(rank)) return;
         if (rank == own_rank && own != nullptr) {
-            Gradient kept(own + (hole.first + place - routes.start(rank, 0)) * (GRADIENT_STRIDE / 4));
+            Gradient kept(own + (hole.first + place - routes.begin(rank)) * (GRADIENT_STRIDE / 4));
             zero = !kept.any();
 #pragma unroll
             for (int j = 0; j < SENT_GRADIENTS; ++j) total[j] += kept.values[j];
@@ -335,6 +370,19 @@ __global__ void __launch_bounds__(THREADS) sum_routes(Routes routes, const float
     }
     int without = __syncthreads_count(zero);
     if (threadIdx.x == 0 && without > 0) atomicAdd(zeros, static_cast<unsigned long long>(without));
+    if (routes.roomy && blockIdx.x == 0 && threadIdx.x < routes.ranks && threadIdx.x != own_rank &&
+        returned[routes.end(threadIdx.x) * SENT_GRADIENTS] != 0.f) {
+        *routes.overflow = 1;
+    }
+}
+
+// A thread a rank: this rank's flag in the last row of what goes back to each other one. ends: of the rooms that came.
+struct RoomEnds {
+    int64_t ends[MOST_RANKS];
+};
+__global__ void flag_rooms(RoomEnds rooms, int ranks, int own_rank, const int* overflow, float* rows) {
+    int rank = threadIdx.x;
+    if (rank < ranks && rank != own_rank) rows[(rooms.ends[rank] - 1) * SENT_GRADIENTS] = *overflow != 0 ? 1.f : 0.f;
 }
 
 // given: its `places` are the ranks of the tiles. block_records: [ranks x blocks] to work with. counts: [ranks,
@@ -358,6 +406,11 @@ EXPORT int pack_records(Queue queue, const Routes* routes, int own_rank, const u
     CHECK(cudaSetDevice(queue.device));
     pack_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(
         *routes, own_rank, records, reinterpret_cast<const uint32_t*>(ids), wire, rows, width);
+    CHECK(cudaGetLastError());
+    if (routes->roomy) {
+        blank_rooms<<<dim3(BLANKS, static_cast<unsigned>(routes->ranks)), THREADS, 0, queue.stream>>>(
+            *routes, own_rank, false, reinterpret_cast<float*>(wire), width);
+    }
     return cudaGetLastError();
 }
 
@@ -366,6 +419,11 @@ EXPORT int keep_records(Queue queue, const Routes* routes, int own_rank, const f
     CHECK(cudaSetDevice(queue.device));
     keep_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(*routes, own_rank, records, ids,
                                                                                      Hole{first, count}, kept, kept_ids);
+    CHECK(cudaGetLastError());
+    if (routes->roomy) {
+        blank_rooms<<<BLANKS, THREADS, 0, queue.stream>>>(
+            *routes, own_rank, true, reinterpret_cast<float*>(kept) + first * RECORD_STRIDE, RECORD_STRIDE);
+    }
     return cudaGetLastError();
 }
 
@@ -393,5 +451,12 @@ EXPORT int sum_gradients(Queue queue, const Routes* routes, const float* returne
     CHECK(cudaSetDevice(queue.device));
     sum_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(
         *routes, returned, own_rank, own, Hole{first, count}, out, zeros);
+    return cudaGetLastError();
+}
+
+// rows: what goes back, [rows, SENT_GRADIENTS]; ends: of the ranks' rooms in it.
+EXPORT int flag_gradients(Queue queue, const RoomEnds* rooms, int ranks, int own_rank, const int* overflow, float* rows) {
+    CHECK(cudaSetDevice(queue.device));
+    flag_rooms<<<1, MOST_RANKS, 0, queue.stream>>>(*rooms, ranks, own_rank, overflow, rows);
     return cudaGetLastError();
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import accumulate
 
 import torch
 
@@ -13,13 +14,16 @@ from cuda_src.compiled.raster import aligned_records, as_real
 from cuda_src.compiled.scratch import scratch_for
 from cuda_src.compiled.seen import ALIGNMENT
 from cuda_src.compiled.view import view_of
-from cuda_src.exchange import ROUTE_COUNTS, SENT_GRADIENTS, Hole, Routing
+from cuda_src.exchange import MOST_RANKS, ROUTE_COUNTS, SENT_GRADIENTS, Hole, Routing
 from cuda_src.layout import GRADIENT_STRIDE, RECORD_STRIDE
 from cuda_src.operators import KernelSet, Splats
 from cuda_src.workspace import Workspace
 
 _BLOCK = 256
 """Splats a block: THREADS in config.h."""
+
+RoomEnds = ctypes.c_int64 * MOST_RANKS
+"""Rows up to and with each rank's room."""
 
 
 class Routes(ctypes.Structure):
@@ -30,14 +34,20 @@ class Routes(ctypes.Structure):
         ("ends", ctypes.c_void_p),
         ("splats", ctypes.c_int64),
         ("blocks", ctypes.c_int64),
+        ("overflow", ctypes.c_void_p),
         ("ranks", ctypes.c_int),
+        ("roomy", ctypes.c_int),
+        ("room_ends", RoomEnds),
     )
 
     @classmethod
     def of(cls, routing: Routing) -> Routes:
         assert routing.ends is not None
         ranks, blocks = routing.ends.shape
-        return cls(address(routing.masks), address(routing.ends), len(routing.masks), blocks, ranks)
+        return cls(
+            address(routing.masks), address(routing.ends), len(routing.masks), blocks, address(routing.overflow), ranks,
+            routing.rooms is not None, RoomEnds(*accumulate(routing.rooms or ())),
+        )  # fmt: skip
 
 
 def route_splats(
@@ -49,6 +59,7 @@ def route_splats(
     workspace: Workspace,
     depth_limit: torch.Tensor | None,
     min_opacity: float,
+    rooms: tuple[int, ...] | None,
 ) -> Routing:
     """See `cuda_src.exchange.route_splats`. The host reads nothing."""
     device, n = splats.records.device, splats.count
@@ -57,6 +68,8 @@ def route_splats(
         workspace.take("exchange.masks", (n,), torch.int64),
         workspace.take("exchange.counts", (ranks, ROUTE_COUNTS), torch.int64),
         workspace.take("exchange.ends", (ranks, blocks), torch.int64),
+        rooms,
+        splats.overflow,
     )
     if n == 0:
         routing.counts.zero_()
@@ -124,6 +137,14 @@ def pack_gradients(
         "pack_gradients", out.device, rows_of(gradients, GRADIENT_STRIDE), count(len(out)), count(hole.first),
         count(hole.count), out, zeros,
     )  # fmt: skip
+
+
+def flag_gradients(
+    kernels: KernelSet, overflow: torch.Tensor, rooms: tuple[int, ...], rank: int, out: torch.Tensor
+) -> None:
+    """See `cuda_src.exchange.flag_gradients`."""
+    ends = RoomEnds(*accumulate(rooms))
+    call("flag_gradients", out.device, ctypes.byref(ends), len(rooms), rank, overflow, out)
 
 
 def sum_gradients(

@@ -1,9 +1,11 @@
 // Does a splat's footprint meet a tile? The level set alpha = alpha_min against the tile's pixel centres.
 //
 // What is counted in one kernel is listed in another, so that both must decide alike to the last bit: every operation
-// here is rounded by itself (the compiler may not fuse it), whatever code surrounds it.
+// here is rounded by itself (the compiler may not fuse it), whatever code surrounds it. Functions of one instruction do
+// where their error does not count: along an edge sigma is flat at its least value, and extents are bounds with room.
 #pragma once
 
+#include "approximate.cuh"
 #include "config.h"
 
 struct Footprint {
@@ -44,11 +46,11 @@ __device__ inline bool meets(const Footprint& f, bool square, float x0, float y0
     float dy = y0 > 0.f ? y0 : (y1 < 0.f ? y1 : 0.f);
     float least = dx == 0.f && dy == 0.f ? 0.f : 3.402823466e38f;
     if (dx != 0.f) {
-        float best = __fdiv_rn(__fmul_rn(-f.b, dx), f.c);
+        float best = __fmul_rn(__fmul_rn(-f.b, dx), inverse_fast(f.c));
         least = sigma_exact(f, dx, fminf(fmaxf(best, y0), y1));
     }
     if (dy != 0.f) {
-        float best = __fdiv_rn(__fmul_rn(-f.b, dy), f.a);
+        float best = __fmul_rn(__fmul_rn(-f.b, dy), inverse_fast(f.a));
         least = fminf(least, sigma_exact(f, fminf(fmaxf(best, x0), x1), dy));
     }
     return least <= f.reach;
@@ -59,17 +61,17 @@ __device__ inline bool meets(const Footprint& f, bool square, float x0, float y0
 // across: the conic's diagonal entry of the other axis. The determinant of a needle's conic cancels, so it counts at
 // the lower end of its rounding error; radius (3 sigma of the longer axis) bounds what is left.
 __device__ inline float half_extent(const Footprint& f, float across) {
-    float twice = __fmul_rn(2.f, fmaxf(f.reach, 0.f));
-    float bound = __fdiv_rn(__fmul_rn(f.radius, sqrtf(twice)), 3.f);
+    float twice = __fmul_rn(2.f, fmaxf(f.reach, 0.f)), third = __fmul_rn(f.radius, 1.f / 3.f);
+    float square = __fmul_rn(__fmul_rn(third, third), twice);
     float determinant = __fsub_rn(__fmul_rn(__fmul_rn(f.a, f.c), 1.f - 1e-6f), __fmul_rn(f.b, f.b));
-    if (determinant > 0.f) bound = fminf(bound, sqrtf(__fdiv_rn(__fmul_rn(twice, across), determinant)));
-    return __fmul_rn(bound, 1.001f);
+    if (determinant > 0.f) square = fminf(square, __fmul_rn(__fmul_rn(twice, across), inverse_fast(determinant)));
+    return __fmul_rn(root_fast(square), 1.001f);
 }
 
 __device__ inline int2 tile_span(float centre, float extent, int tiles) {
     float last = static_cast<float>(tiles);
-    float lo = fminf(fmaxf(__fdiv_rn(__fsub_rn(centre, extent), TILE), 0.f), last);
-    float hi = fminf(fmaxf(__fadd_rn(__fdiv_rn(__fadd_rn(centre, extent), TILE), 1.f), 0.f), last);
+    float lo = fminf(fmaxf(__fmul_rn(__fsub_rn(centre, extent), 1.f / TILE), 0.f), last);
+    float hi = fminf(fmaxf(__fadd_rn(__fmul_rn(__fadd_rn(centre, extent), 1.f / TILE), 1.f), 0.f), last);
     return make_int2(static_cast<int>(lo), static_cast<int>(hi));
 }
 

@@ -12,7 +12,6 @@
 #include "config.h"
 
 constexpr int GROUP_FLOATS = WARP * PARAMETERS;
-constexpr int PIECE = 4;  // floats
 constexpr int PIECE_STEPS = (GROUP_FLOATS / PIECE + WARP - 1) / WARP;
 static_assert(GROUP == WARP, "a lane has a row");
 static_assert(PARAMETERS % 2 == 1, "an even row length needs padding");

@@ -1,95 +1,14 @@
-// (1 - w) L1 + w (1 - SSIM) (Wang et al. 2004) of a region of an image, and its gradient, a block a tile.
+// (1 - w) L1 + w (1 - SSIM) (Wang et al. 2004) of a region of an image, and its gradient, a block a strip.
 //
 // `measure` takes windowed averages at each pixel and leaves SSIM's derivatives by them; `differentiate` spreads these
 // back through the same window. Values are shifted by -1/2, so that variances cancel less in float32; what lies beyond
 // the image is 0 before the shift.
 #include "approximate.cuh"
-#include "config.h"
+#include "loss.cuh"
 
-constexpr int REACH = 5;                   // pixels that the window reaches on either side
-constexpr int APRON = TILE + 2 * REACH;    // pixels along a side that a tile's windows see
-constexpr int AVERAGES = 4;                // of x, y, x^2 + y^2 and x y
-constexpr int DERIVATIVES = 3;             // by the averages of x, x^2 + y^2 and x y
-constexpr int PITCH = APRON + 1;           // odd, so that a column of the apron meets no bank twice
-constexpr int COLUMNS = 8;                 // outputs side by side that a thread sums from one run of 18 reads
-constexpr int ROWS = 4;                    // and below one another, from 14
-constexpr int LOSS_THREADS = 3 * TILE * TILE / ROWS;  // a thread ROWS pixels of one colour
-constexpr int TOTAL_THREADS = 1024;        // one block adds up all tiles, always in the same order
+constexpr int AVERAGES = 4;          // of x, y, x^2 + y^2 and x y
+constexpr int TOTAL_THREADS = 1024;  // one block adds up all strips, always in the same order
 constexpr float SSIM_C1 = 0.01f * 0.01f, SSIM_C2 = 0.03f * 0.03f;
-
-// Weight of the tap at that distance from the centre: exp(-k^2 / (2 1.5^2)), normalised.
-__device__ constexpr float tap(int k) {
-    constexpr float WEIGHTS[REACH + 1] = {0.26601172486179436f,  0.2130055377112537f,    0.10936068950970002f,
-                                          0.03600077212843083f,  0.007598758135239185f, 0.00102838008447911f};
-    return WEIGHTS[k < 0 ? -k : k];
-}
-
-struct Scene {
-    const float* image;      // [H, W, 3]
-    const uint8_t* target;   // [H, W, 3]
-    const uint8_t* mask;     // [H, W], or null: every pixel counts fully
-    const uint8_t* listed;   // [tiles of the image], or null: all tiles
-    int width, height, tiles_x;
-    int kind;                // WINDOW_EXACT, WINDOW_TILE or WINDOW_L1
-    int offset_x, offset_y;  // of the blocks at whose borders WINDOW_TILE cuts
-    bool cut;                // nothing is seen beyond the listed tiles
-    float ssim_weight;
-    float share;             // 1 / pixels of the image
-    float value_share;       // 1 / its values, three a pixel
-};
-
-__device__ bool is_listed(const Scene& s, int tile) { return s.listed == nullptr || s.listed[tile]; }
-
-__device__ int tile_at(const Scene& s, int x, int y) { return y / TILE * s.tiles_x + x / TILE; }
-
-__device__ bool is_seen(const Scene& s, int x, int y) {
-    return x >= 0 && y >= 0 && x < s.width && y < s.height && (!s.cut || is_listed(s, tile_at(s, x, y)));
-}
-
-// b / 255, correctly rounded as a division would be, in three operations.
-__device__ float byte_value(uint8_t b) {
-    constexpr float INVERSE = 1.f / 255.f;
-    float q = b * INVERSE;
-    return fmaf(fmaf(-255.f, q, static_cast<float>(b)), INVERSE, q);
-}
-
-__device__ float weight_at(const Scene& s, int64_t pixel) { return s.mask == nullptr ? 1.f : byte_value(s.mask[pixel]); }
-
-// The pixels along one axis that windows at x may see: [lo, hi). Exact windows see all, and are never asked.
-__device__ int2 window_limits(int x, int offset, int size) {
-    int lo = (x + offset) / LOSS_BLOCK * LOSS_BLOCK - offset;
-    return make_int2(max(lo, 0), min(lo + LOSS_BLOCK, size));
-}
-
-// Windowed sums of OUT neighbouring outputs along one axis, of N averages at once: `value(i, v)` leaves the N values of
-// the i-th of OUT + 2 REACH places in v, each read once. CUT: the windows end at the limits around each output, first of
-// them at x; weights: what is left of each window.
-template <bool CUT, int OUT, int N, typename Value>
-__device__ void slide(int x, int offset, int size, Value value, float (&sums)[OUT][N], float (&weights)[OUT]) {
-#pragma unroll
-    for (int j = 0; j < OUT; ++j) {
-        weights[j] = CUT ? 0.f : 1.f;
-#pragma unroll
-        for (int n = 0; n < N; ++n) sums[j][n] = 0.f;
-    }
-#pragma unroll
-    for (int i = 0; i < OUT + 2 * REACH; ++i) {
-        float v[N];
-        value(i, v);
-#pragma unroll
-        for (int j = 0; j < OUT; ++j) {
-            int k = i - j - REACH;
-            if (k < -REACH || k > REACH) continue;
-            if (CUT) {
-                int2 limits = window_limits(x + j, offset, size);
-                if (x + j + k < limits.x || x + j + k >= limits.y) continue;
-                weights[j] += tap(k);
-            }
-#pragma unroll
-            for (int n = 0; n < N; ++n) sums[j][n] += tap(k) * v[n];
-        }
-    }
-}
 
 struct Similarity {
     float value, by_mean, by_squares, by_product;
@@ -128,195 +47,245 @@ __device__ void add_over_block(float (&values)[N]) {
     }
 }
 
-// The windows of a tile that is not listed matter if a listed neighbour's gradient looks at them.
-__device__ bool is_needed(const Scene& s, int tile_x, int tile_y) {
-    if (s.cut || s.kind == WINDOW_L1) return false;
-    int tiles_y = (s.height + TILE - 1) / TILE;
-    for (int y = max(tile_y - 1, 0); y <= min(tile_y + 1, tiles_y - 1); ++y) {
-        for (int x = max(tile_x - 1, 0); x <= min(tile_x + 1, s.tiles_x - 1); ++x) {
-            if (is_listed(s, y * s.tiles_x + x)) return true;
+// |x - y|, weighted, of some rows of a column, the first of them y: those whose bits are set.
+template <int ROWS>
+__device__ float add_errors(const Scene& s, int x, int y, unsigned rows, const float (&image)[ROWS],
+                            const float (&target)[ROWS]) {
+    float total = 0.f;
+    if (s.mask == nullptr) {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            if (rows >> i & 1u) total += fabsf(image[i] - target[i]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            if (rows >> i & 1u) total += weight_at(s, x, y + i) * fabsf(image[i] - target[i]);
         }
     }
-    return false;
+    return total;
 }
 
-// The output pixels of a thread: ROWS below one another, of one colour.
-struct Strip {
-    int colour, column, row, x, y;
-};
-
-__device__ Strip strip_of_thread() {
-    int column = threadIdx.x % TILE, row = threadIdx.x / TILE % (TILE / ROWS) * ROWS;
-    return {static_cast<int>(threadIdx.x) / (TILE * TILE / ROWS), column, row,
-            static_cast<int>(blockIdx.x) * TILE + column, static_cast<int>(blockIdx.y) * TILE + row};
-}
-
-// derivatives: [3 colours x DERIVATIVES, H x W]. sums: [tiles, 3] of weighted L1, SSIM and weights,
-// zero where a tile is not listed.
+// SSIM and its derivatives at a piece of a run, from windowed averages: what spreads back through the windows of its
+// pixels, but for a factor that all have. Returns SSIM and weights, added up.
 template <bool CUT>
-__global__ void __launch_bounds__(LOSS_THREADS, CUT ? 4 : 6) measure(Scene s, float* derivatives, float* sums) {
-    // The apron is pitched so that neighbouring rows fall into different banks, and so are the columns of row sums.
-    __shared__ float x_values[3][APRON * PITCH], y_values[3][APRON * PITCH];
-    __shared__ float across[3][AVERAGES][TILE * PITCH];
-    int tile = blockIdx.y * s.tiles_x + blockIdx.x;
-    bool listed = is_listed(s, tile);
-    if (!listed && threadIdx.x < 3) sums[3 * tile + threadIdx.x] = 0.f;
-    if (!listed && !is_needed(s, blockIdx.x, blockIdx.y)) return;
-    int left = blockIdx.x * TILE, top = blockIdx.y * TILE;
-    if (s.kind != WINDOW_L1) {
-        // A warp brings whole rows: neighbouring lanes neighbouring values in memory.
-        for (int row = warp_index(); row < APRON; row += LOSS_THREADS / WARP) {
-            int py = top - REACH + row;
-            int64_t line = 3 * (static_cast<int64_t>(py) * s.width + left - REACH);
+__device__ float2 measure_piece(const Scene& s, int x, int y, int colour, float (&sums)[AVERAGES][PIECE],
+                                float* derivatives) {
+    float left[DERIVATIVES][PIECE], value[PIECE];
 #pragma unroll
-            for (int first = 0; first < 3 * APRON; first += WARP) {
-                int i = first + lane_index(), column = i / 3, colour = i % 3;
-                if (i >= 3 * APRON) break;
-                float a = -0.5f, b = -0.5f;
-                if (is_seen(s, left - REACH + column, py)) {
-                    a += s.image[line + i];
-                    b += byte_value(s.target[line + i]);
-                }
-                x_values[colour][row * PITCH + column] = a;
-                y_values[colour][row * PITCH + column] = b;
-            }
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < 3 * APRON * (TILE / COLUMNS); i += LOSS_THREADS) {
-            int row = i % APRON, first = i / APRON % (TILE / COLUMNS) * COLUMNS, colour = i / (APRON * (TILE / COLUMNS));
-            const float *xs = x_values[colour] + row * PITCH + first, *ys = y_values[colour] + row * PITCH + first;
-            float sum[COLUMNS][AVERAGES], weight[COLUMNS];
-            slide<CUT>(
-                left + first, s.offset_x, s.width,
-                [&](int k, float(&v)[AVERAGES]) {
-                    v[0] = xs[k];
-                    v[1] = ys[k];
-                    v[2] = v[0] * v[0] + v[1] * v[1];
-                    v[3] = v[0] * v[1];
-                },
-                sum, weight);
-#pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) {
-#pragma unroll
-                for (int n = 0; n < AVERAGES; ++n) {
-                    float share = CUT ? inverse_fast(weight[j]) : 1.f;
-                    across[colour][n][(first + j) * PITCH + row] = sum[j][n] * share;
-                }
-            }
-        }
-        __syncthreads();
-    }
-    Strip strip = strip_of_thread();
-    float sum[ROWS][AVERAGES], weight[ROWS];
-    if (s.kind != WINDOW_L1) {
-        slide<CUT>(
-            strip.y, s.offset_y, s.height,
-            [&](int k, float(&v)[AVERAGES]) {
-#pragma unroll
-                for (int n = 0; n < AVERAGES; ++n) v[n] = across[strip.colour][n][strip.column * PITCH + strip.row + k];
-            },
-            sum, weight);
-    }
-    float totals[3] = {};  // weighted L1, SSIM, weights
-#pragma unroll
-    for (int j = 0; j < ROWS; ++j) {
-        int y = strip.y + j;
-        if (strip.x >= s.width || y >= s.height) continue;
-        int64_t pixel = static_cast<int64_t>(y) * s.width + strip.x, at = 3 * pixel + strip.colour;
-        float own = weight_at(s, pixel);
-        totals[0] += own * fabsf(s.image[at] - byte_value(s.target[at]));
-        if (strip.colour == 0) totals[2] += own;
-        if (s.kind == WINDOW_L1) continue;
-        float scale = -s.ssim_weight * own * s.value_share;
+    for (int i = 0; i < PIECE; ++i) {
+        float share = 1.f;
         if (CUT) {
             // What spreads back is divided by the window's weights on both axes, too.
-            int2 limits = window_limits(strip.x, s.offset_x, s.width);
-            float along = 0.f;
-            for (int k = -REACH; k <= REACH; ++k) {
-                if (strip.x + k >= limits.x && strip.x + k < limits.y) along += tap(k);
-            }
-            float inverse = inverse_fast(weight[j]);
-            scale *= inverse * inverse_fast(along);
-            for (int n = 0; n < AVERAGES; ++n) sum[j][n] *= inverse;
+            share = inverse_fast(window_weight(y, s.offset_y, s.height) * window_weight(x + i, s.offset_x, s.width));
+            for (int n = 0; n < AVERAGES; ++n) sums[n][i] *= share;
         }
-        Similarity found = similarity(sum[j][0], sum[j][1], sum[j][2], sum[j][3]);
-        totals[1] += own * found.value;
-        int64_t pixels = static_cast<int64_t>(s.width) * s.height;
-        float* left_here = derivatives + strip.colour * DERIVATIVES * pixels + pixel;
-        left_here[0] = scale * found.by_mean;
-        left_here[pixels] = scale * found.by_squares;
-        left_here[2 * pixels] = scale * found.by_product;
+        Similarity found = similarity(sums[0][i], sums[1][i], sums[2][i], sums[3][i]);
+        value[i] = found.value;
+        left[0][i] = share * found.by_mean;
+        left[1][i] = share * found.by_squares;
+        left[2][i] = share * found.by_product;
     }
-    if (!listed) return;
-    add_over_block<LOSS_THREADS>(totals);
+    float2 totals = make_float2(0.f, 0.f);
+#pragma unroll
+    for (int i = 0; i < PIECE; ++i) {
+        if (x + i >= s.width) continue;
+        float own = 1.f;
+        if (s.mask != nullptr) {
+            own = weight_at(s, x + i, y);
+            for (int n = 0; n < DERIVATIVES; ++n) left[n][i] *= own;
+        }
+        totals.x += own * value[i];
+        totals.y += own;
+    }
+    float* to = derivatives + place_of(s, x, y, colour);
+#pragma unroll
+    for (int n = 0; n < DERIVATIVES; ++n) {
+        *reinterpret_cast<float4*>(to + n * FIELD) = make_float4(left[n][0], left[n][1], left[n][2], left[n][3]);
+    }
+    return totals;
+}
+
+// derivatives: see place_of. sums: [strips, 3] of weighted L1, SSIM and weights.
+//
+// The windows of a strip without listed tiles matter if the gradient of a listed neighbour looks at them.
+template <bool CUT>
+__global__ void __launch_bounds__(STRIP_THREADS, CUT ? 4 : STRIPS_AT_ONCE) measure(Scene s, float* derivatives,
+                                                                                  float* sums) {
+    __shared__ __align__(16) float columns[AVERAGES][BATCH_ROWS * PITCH];
+    Strip strip = strip_at(s, blockIdx.x, blockIdx.y);
+    bool windows = s.kind != WINDOW_L1;
+    float* own_sums = sums + 3 * (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x);
+    if (!has_listed(s, strip, windows && !s.cut ? 1 : 0)) {
+        if (threadIdx.x < 3) own_sums[threadIdx.x] = 0.f;
+        return;
+    }
+    float totals[3] = {};  // weighted L1, SSIM, weights
+    // Neighbouring threads have neighbouring values in memory. Those behind the apron read along and are not read.
+    int colour = threadIdx.x % 3, column = threadIdx.x / 3, x = strip.left - REACH + column;
+    unsigned own = column >= REACH && column < REACH + STRIP ? listed_rows(s, strip, x) : 0u;
+    float* place = columns[0] + colour * PLANE + column;
+    int turn = turn_of_thread();
+    Run run(turn);
+    unsigned listed = listed_rows(s, strip, strip.left + run.first);
+    float down[WINDOW][AVERAGES];
+    int seen_from = max(strip.top - REACH, 0), seen_to = min(strip.bottom + REACH, s.height);
+    auto own_rows = [&](int y) { return rows_of(strip, own, y, strip.top, strip.bottom); };
+    auto take_row = [&](int y, int first, float image, float target) {
+        float a = image - 0.5f, b = target - 0.5f, values[AVERAGES] = {a, b, fmaf(a, a, b * b), a * b};
+        add_row<CUT>(s, y, first, values, down);
+    };
+    Column from(s, strip, x, strip.top - REACH, colour);
+    {
+        float image[2 * REACH], value[2 * REACH];
+        unsigned target[2 * REACH];
+        from.read(s, strip, strip.top - REACH, seen_from, seen_to, image, target);
+#pragma unroll
+        for (int i = 0; i < 2 * REACH; ++i) value[i] = byte_value(target[i]);
+        totals[0] += add_errors(s, x, strip.top - REACH, own_rows(strip.top - REACH), image, value);
+#pragma unroll
+        for (int i = 0; i < 2 * REACH; ++i) take_row(strip.top - REACH + i, 2 * REACH - i, image[i], value[i]);
+    }
+    float image[BATCH_ROWS], value[BATCH_ROWS];
+    unsigned target[BATCH_ROWS];
+    from.read(s, strip, strip.top + REACH, seen_from, seen_to, image, target);
+    for (int top = strip.top; top < strip.bottom; top += BATCH_ROWS) {
+#pragma unroll
+        for (int i = 0; i < BATCH_ROWS; ++i) value[i] = byte_value(target[i]);
+        totals[0] += add_errors(s, x, top + REACH, own_rows(top + REACH), image, value);
+        if (windows) {
+#pragma unroll
+            for (int i = 0; i < BATCH_ROWS; ++i) {
+                take_row(top + REACH + i, 0, image[i], value[i]);
+#pragma unroll
+                for (int n = 0; n < AVERAGES; ++n) place[n * BATCH_ROWS * PITCH + i * PITCH] = down[0][n];
+            }
+            __syncthreads();
+            int left = strip.left + run.first, y = top + run.row;
+            if (turn < RUNS && left < s.width && y < strip.bottom) {
+                bool counts = listed >> (y / TILE - strip.first_row()) & 1u;
+                // In halves: there are no registers for the averages of a whole run beside the sums down the columns.
+#pragma unroll 1
+                for (int first = 0; first < RUN; first += PIECE) {
+                    float averages[AVERAGES][PIECE];
+#pragma unroll
+                    for (int n = 0; n < AVERAGES; ++n) {
+                        sum_along<CUT>(s, left + first, columns[n] + run.place() + first, averages[n]);
+                    }
+                    float2 of_piece = measure_piece<CUT>(s, left + first, y, run.colour, averages, derivatives);
+                    if (counts) totals[1] += of_piece.x;
+                    if (counts && run.colour == 0) totals[2] += of_piece.y;
+                }
+            }
+        }
+        // Under way while the block's other warps finish their runs.
+        from.read(s, strip, top + BATCH_ROWS + REACH, seen_from, seen_to, image, target);
+        if (windows) __syncthreads();
+    }
+    add_over_block<STRIP_THREADS>(totals);
     if (threadIdx.x == 0) {
-        for (int n = 0; n < 3; ++n) sums[3 * tile + n] = totals[n];
+        for (int n = 0; n < 3; ++n) own_sums[n] = totals[n];
     }
 }
 
 // The mask scales a pixel's gradient besides its loss: a masked pixel is left alone by its neighbours' windows.
 template <bool CUT>
-__global__ void __launch_bounds__(LOSS_THREADS) differentiate(Scene s, const float* derivatives, float* gradient) {
-    __shared__ float apron[3 * DERIVATIVES][APRON * PITCH];
-    __shared__ float across[3 * DERIVATIVES][TILE * PITCH];
-    int left = blockIdx.x * TILE, top = blockIdx.y * TILE;
-    int64_t pixels = static_cast<int64_t>(s.width) * s.height;
-    bool listed = is_listed(s, blockIdx.y * s.tiles_x + blockIdx.x), windows = listed && s.kind != WINDOW_L1;
-    if (windows) {
-        for (int i = threadIdx.x; i < APRON * APRON; i += LOSS_THREADS) {
-            int row = i / APRON, column = i % APRON, px = left - REACH + column, py = top - REACH + row;
-            bool seen = is_seen(s, px, py);
-            const float* from = derivatives + static_cast<int64_t>(py) * s.width + px;
-#pragma unroll
-            for (int n = 0; n < 3 * DERIVATIVES; ++n) apron[n][row * PITCH + column] = seen ? from[n * pixels] : 0.f;
+__global__ void __launch_bounds__(STRIP_THREADS, CUT ? 4 : STRIPS_AT_ONCE)
+    differentiate(Scene s, const float* derivatives, float* gradient) {
+    __shared__ __align__(16) float columns[DERIVATIVES][BATCH_ROWS * PITCH];
+    __shared__ __align__(16) float found[DERIVATIVES][BATCH_ROWS * PITCH];
+    // From the last strip to the first: what `measure` wrote lately is still in L2.
+    Strip strip = strip_at(s, gridDim.x - 1 - blockIdx.x, gridDim.y - 1 - blockIdx.y);
+    if (!has_listed(s, strip, 0)) {
+        for (int i = threadIdx.x; i < STRIP * (strip.bottom - strip.top); i += STRIP_THREADS) {
+            int x = strip.left + i % STRIP, y = strip.top + i / STRIP;
+            float* to = gradient + 3 * (static_cast<int64_t>(y) * s.width + x);
+            if (x < s.width) to[0] = to[1] = to[2] = 0.f;
         }
-        __syncthreads();
-        for (int i = threadIdx.x; i < 3 * DERIVATIVES * APRON * (TILE / COLUMNS); i += LOSS_THREADS) {
-            int row = i % APRON, first = i / APRON % (TILE / COLUMNS) * COLUMNS, n = i / (APRON * (TILE / COLUMNS));
-            const float* values = apron[n] + row * PITCH + first;
-            float sum[COLUMNS][1], weight[COLUMNS];
-            slide<CUT>(
-                left + first, s.offset_x, s.width, [&](int k, float(&v)[1]) { v[0] = values[k]; }, sum, weight);
-#pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) across[n][(first + j) * PITCH + row] = sum[j][0];
-        }
-        __syncthreads();
+        return;
     }
-    Strip strip = strip_of_thread();
-    float sum[ROWS][DERIVATIVES], weight[ROWS];
-    if (windows) {
-        slide<CUT>(
-            strip.y, s.offset_y, s.height,
-            [&](int k, float(&v)[DERIVATIVES]) {
+    bool windows = s.kind != WINDOW_L1;
+    // Down the columns threads have neighbouring derivatives, at the end neighbouring values of the image.
+    int colour = min(static_cast<int>(threadIdx.x) / APRON, 2), column = threadIdx.x - colour * APRON;
+    int x = strip.left - REACH + column, turn = turn_of_thread(), own_x = strip.left + turn / 3;
+    unsigned seen = seen_rows(s, strip, x), own = listed_rows(s, strip, own_x);
+    const float* next = derivatives + place_of(s, x, strip.top - REACH, colour);
+    float* place = columns[0] + colour * PLANE + column;
+    const float* own_place = found[0] + turn % 3 * PLANE + turn / 3;
+    float* to = gradient + 3 * (static_cast<int64_t>(strip.top) * s.width + own_x) + turn % 3;
+    Column from(s, strip, own_x, strip.top, turn % 3);
+    float l1_share = (s.kind == WINDOW_L1 ? 1.f : 1.f - s.ssim_weight) * s.value_share;
+    float ssim_share = -s.ssim_weight * s.value_share;
+    float down[WINDOW][DERIVATIVES];
+    int seen_from = max(strip.top - REACH, 0), seen_to = min(strip.bottom + REACH, s.height);
+    auto read = [&](int y, auto& values) {
+        constexpr int ROWS = sizeof(values) / sizeof(values[0]);
+        unsigned rows = rows_of(strip, seen, y, seen_from, seen_to);
 #pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+            for (int n = 0; n < DERIVATIVES; ++n) {
+                values[i][n] = rows >> i & 1u ? next[i * FIELD_ROW + n * FIELD] : 0.f;
+            }
+        }
+        next += ROWS * FIELD_ROW;
+    };
+    if (windows) {
+        float before[2 * REACH][DERIVATIVES];
+        read(strip.top - REACH, before);
+#pragma unroll
+        for (int i = 0; i < 2 * REACH; ++i) add_row<CUT>(s, strip.top - REACH + i, 2 * REACH - i, before[i], down);
+    }
+    for (int top = strip.top; top < strip.bottom; top += BATCH_ROWS) {
+        if (windows) {
+            float values[BATCH_ROWS][DERIVATIVES];
+            read(top + REACH, values);
+#pragma unroll
+            for (int i = 0; i < BATCH_ROWS; ++i) {
+                add_row<CUT>(s, top + REACH + i, 0, values[i], down);
+#pragma unroll
+                for (int n = 0; n < DERIVATIVES; ++n) place[n * BATCH_ROWS * PITCH + i * PITCH] = down[0][n];
+            }
+            __syncthreads();
+            if (turn < RUNS) {
+                Run run(turn);
+#pragma unroll 1
                 for (int n = 0; n < DERIVATIVES; ++n) {
-                    v[n] = across[strip.colour * DERIVATIVES + n][strip.column * PITCH + strip.row + k];
+                    float sums[RUN];
+                    sum_along<CUT>(s, strip.left + run.first, columns[n] + run.place(), sums);
+                    float4* pieces = reinterpret_cast<float4*>(found[n] + run.place());
+                    pieces[0] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+                    pieces[1] = make_float4(sums[4], sums[5], sums[6], sums[7]);
                 }
-            },
-            sum, weight);
-    }
-    float l1_share = s.kind == WINDOW_L1 ? 1.f : 1.f - s.ssim_weight;
-#pragma unroll
-    for (int j = 0; j < ROWS; ++j) {
-        int y = strip.y + j;
-        if (strip.x >= s.width || y >= s.height) continue;
-        int64_t pixel = static_cast<int64_t>(y) * s.width + strip.x, at = 3 * pixel + strip.colour;
-        float value = 0.f;
-        if (listed) {
-            float a = s.image[at], b = byte_value(s.target[at]), own = weight_at(s, pixel);
-            float sign = (a - b > 0.f) - (a - b < 0.f);
-            float by_ssim = windows ? sum[j][0] + 2.f * (a - 0.5f) * sum[j][1] + (b - 0.5f) * sum[j][2] : 0.f;
-            value = own * (by_ssim + l1_share * own * sign * s.value_share);
+            }
         }
-        gradient[at] = value;
+        float image[BATCH_ROWS];
+        unsigned target[BATCH_ROWS], rows = rows_of(strip, own, top, strip.top, strip.bottom);
+        if (turn < RUNS) from.read(s, strip, top, strip.top, strip.bottom, image, target);
+        if (windows) __syncthreads();
+        if (turn >= RUNS) continue;
+#pragma unroll
+        for (int i = 0; i < BATCH_ROWS; ++i) {
+            float a = image[i], b = byte_value(target[i]), difference = a - b, by_ssim = 0.f;
+            float sign = difference == 0.f ? 0.f : copysignf(l1_share, difference);
+            if (windows) {
+                const float* sums = own_place + i * PITCH;
+                by_ssim = sums[0] + 2.f * (a - 0.5f) * sums[BATCH_ROWS * PITCH] +
+                          (b - 0.5f) * sums[2 * BATCH_ROWS * PITCH];
+            }
+            float own = s.mask != nullptr && (rows >> i & 1u) ? weight_at(s, own_x, top + i) : 1.f;
+            float value = own * fmaf(own, sign, ssim_share * by_ssim);
+            if (own_x < s.width && top + i < strip.bottom) *to = rows >> i & 1u ? value : 0.f;
+            to += 3u * static_cast<unsigned>(s.width);
+        }
     }
 }
 
-// value, L1 and SSIM from the sums of the tiles.
-__global__ void __launch_bounds__(TOTAL_THREADS) add_up(Scene s, const float* sums, int64_t tiles, float* totals) {
+// value, L1 and SSIM from the sums of the strips.
+__global__ void __launch_bounds__(TOTAL_THREADS) add_up(Scene s, const float* sums, int64_t strips, float* totals) {
     float of_thread[3] = {};
-    for (int64_t tile = threadIdx.x; tile < tiles; tile += TOTAL_THREADS) {
-        for (int n = 0; n < 3; ++n) of_thread[n] += sums[3 * tile + n];
+    for (int64_t strip = threadIdx.x; strip < strips; strip += TOTAL_THREADS) {
+        for (int n = 0; n < 3; ++n) of_thread[n] += sums[3 * strip + n];
     }
     add_over_block<TOTAL_THREADS>(of_thread);
     if (threadIdx.x != 0) return;
@@ -331,16 +300,34 @@ __global__ void __launch_bounds__(THREADS) mark_tiles(const int* tiles, int64_t 
     if (k < count) listed[tiles[k]] = 1;
 }
 
-// tiles: the listed ones, or null with `listed` null for the whole image.
+// Rows of a strip, so that strips of equal height keep all multiprocessors busy until the end. Each strip first takes 2
+// REACH rows down its columns for nothing, which costs as much as BATCH_ROWS / 2 rows.
+static int strip_rows(int strips_across, int height) {
+    constexpr int64_t AT_ONCE = static_cast<int64_t>(STRIPS_AT_ONCE) * MULTIPROCESSORS;
+    int best = 0;
+    int64_t least = 0;
+    for (int rows = TILE; rows <= 16 * BATCH_ROWS; rows += BATCH_ROWS) {
+        int64_t strips = static_cast<int64_t>(strips_across) * ((height + rows - 1) / rows);
+        int64_t cost = (strips + AT_ONCE - 1) / AT_ONCE * (rows + BATCH_ROWS / 2);
+        if (best == 0 || cost < least) best = rows, least = cost;
+    }
+    return best;
+}
+
+// tiles: the listed ones, or null with `listed` null for the whole image. derivatives: 9 H times the width in
+// whole fields, nothing for WINDOW_L1. sums: [tiles of the image, 3], more than there are strips.
 EXPORT int l1_ssim(Queue queue, const float* image, const uint8_t* target, const uint8_t* mask, const int* tiles,
                    int64_t count, uint8_t* listed, int width, int height, int kind, int offset_x, int offset_y,
                    int cut, float ssim_weight, float* derivatives, float* sums, float* gradient, float* totals) {
     CHECK(cudaSetDevice(queue.device));
     int tiles_x = (width + TILE - 1) / TILE, tiles_y = (height + TILE - 1) / TILE;
     int64_t image_tiles = static_cast<int64_t>(tiles_x) * tiles_y;
+    int strips_across = (width + STRIP - 1) / STRIP, rows = strip_rows(strips_across, height);
+    int strips_down = (height + rows - 1) / rows;
+    int64_t strips = static_cast<int64_t>(strips_across) * strips_down;
     float share = 1.f / (static_cast<float>(width) * static_cast<float>(height));
-    Scene scene = {image,    target,   mask,     listed,   width,      height,      tiles_x,
-                   kind,     offset_x, offset_y, cut != 0, ssim_weight, share,     share / 3.f};
+    Scene scene = {image,    target,   mask,     listed,      width, height,      tiles_x, kind,
+                   offset_x, offset_y, cut != 0, ssim_weight, share, share / 3.f, rows};
     if (listed != nullptr) {
         CHECK(cudaMemsetAsync(listed, 0, image_tiles, queue.stream));
         if (count > 0) {
@@ -349,13 +336,13 @@ EXPORT int l1_ssim(Queue queue, const float* image, const uint8_t* target, const
             CHECK(cudaGetLastError());
         }
     }
-    dim3 grid(tiles_x, tiles_y);
+    dim3 grid(strips_across, strips_down);
     bool blocks = kind == WINDOW_TILE;
-    (blocks ? measure<true> : measure<false>)<<<grid, LOSS_THREADS, 0, queue.stream>>>(scene, derivatives, sums);
+    (blocks ? measure<true> : measure<false>)<<<grid, STRIP_THREADS, 0, queue.stream>>>(scene, derivatives, sums);
     CHECK(cudaGetLastError());
-    (blocks ? differentiate<true> : differentiate<false>)<<<grid, LOSS_THREADS, 0, queue.stream>>>(scene, derivatives,
-                                                                                                 gradient);
+    (blocks ? differentiate<true> : differentiate<false>)<<<grid, STRIP_THREADS, 0, queue.stream>>>(scene, derivatives,
+                                                                                                  gradient);
     CHECK(cudaGetLastError());
-    add_up<<<1, TOTAL_THREADS, 0, queue.stream>>>(scene, sums, image_tiles, totals);
+    add_up<<<1, TOTAL_THREADS, 0, queue.stream>>>(scene, sums, strips, totals);
     return cudaGetLastError();
 }

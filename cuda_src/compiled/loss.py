@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cuda_src.camera import TILE
-from cuda_src.compiled.bindings import call, count
+from cuda_src.compiled.bindings import ReplayedLaunch, address, count
 from cuda_src.compiled.build import LOSS_WINDOWS
 from cuda_src.compiled.raster import as_real
 from cuda_src.operators import WHOLE_IMAGE, Halo, KernelSet, Loss, LossWindow
@@ -13,6 +13,8 @@ from cuda_src.workspace import Workspace
 
 _DERIVATIVES = 9
 """Of SSIM at a pixel: three for each colour."""
+_FIELD = 32
+"""Derivatives lie in fields of so many columns of pixels; FIELD of loss.cuh."""
 
 
 def l1_ssim(
@@ -29,19 +31,26 @@ def l1_ssim(
     """See `cuda_src.operators.l1_ssim`."""
     height, width = target.shape[:2]
     image_tiles = -(-height // TILE) * -(-width // TILE)
-    listed = None if tiles is None else workspace.take("loss.listed", (image_tiles,), torch.uint8)
-    derivatives = 0 if window.kind == "l1" else _DERIVATIVES
-    totals = workspace.take("loss.totals", (3,))
-    gradient = workspace.take("loss.gradient", (height, width, 3))
-    if tiles is not None:
-        tiles = tiles.to(target.device)
+    real, target = as_real(image), target.contiguous()
+    mask = None if mask is None else mask.contiguous()
+    tiles = None if tiles is None else tiles.to(target.device)
     number = 0 if tiles is None else len(tiles)
-    kind = LOSS_WINDOWS[window.kind]
-    call(
-        "l1_ssim", target.device, as_real(image), target.contiguous(), None if mask is None else mask.contiguous(),
-        tiles, count(number), listed, width, height, kind, *window.offset, int(halo == "none"), float(ssim_weight),
-        workspace.take("loss.derivatives", (derivatives, height, width)),
-        workspace.take("loss.sums", (image_tiles, 3)), gradient, totals,
-    )  # fmt: skip
-    value, l1, ssim = totals.unbind()
-    return Loss(value, l1, ssim, gradient)
+    scalars = width, height, LOSS_WINDOWS[window.kind], *window.offset, int(halo == "none"), float(ssim_weight)
+
+    def prepared() -> tuple[Loss, ReplayedLaunch]:
+        listed = None if tiles is None else workspace.take("loss.listed", (image_tiles,), torch.uint8)
+        totals = workspace.take("loss.totals", (3,))
+        gradient = workspace.take("loss.gradient", (height, width, 3))
+        derivatives = 0 if window.kind == "l1" else _DERIVATIVES
+        launch = ReplayedLaunch(
+            "l1_ssim", target.device, real, target, mask, tiles, count(number), listed, *scalars,
+            workspace.take("loss.derivatives", (derivatives, height, -(-width // _FIELD) * _FIELD)),
+            workspace.take("loss.sums", (image_tiles, 3)), gradient, totals,
+        )  # fmt: skip
+        value, l1, ssim = totals.unbind()
+        return Loss(value, l1, ssim, gradient), launch
+
+    given = address(real), address(target), address(mask), address(tiles), number
+    loss, launch = workspace.kept(("l1_ssim", *given, *scalars), prepared)
+    launch()
+    return loss

@@ -41,9 +41,11 @@ struct Step {
     Rule rule;
     float* bounds;        // of groups, widened by what moves; null where there are none
     Sight* sights;        // [views]
-    GroupSplats* splats;  // [views, groups]
+    GroupSplats* splats;  // [views, groups], and a last one whose first word is *listed
     int* groups;          // [groups], those to move in [0, *listed)
-    int* listed;
+
+    __host__ __device__ int64_t splat_words() const { return views * groups_of(rows); }
+    __device__ int* listed() const { return &splats[splat_words()].first; }
 };
 
 // Two blocks a multiprocessor of five warps, or of four where several views need registers for 59 sums: 8 to 10 times
@@ -81,7 +83,7 @@ __global__ void __launch_bounds__(THREADS) list_groups(Step step, Rates rates) {
         stopped = stopped || (overflow != nullptr && *overflow != 0);
         if (group < groups) moves = moves || step.splats[v * groups + group].rows != 0u;
     }
-    append(moves && !stopped, static_cast<int>(group), step.groups, step.listed);
+    append(moves && !stopped, static_cast<int>(group), step.groups, step.listed());
 }
 
 // Sums over views of a row's gradient.
@@ -159,7 +161,7 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
     __syncthreads();
     bool dense = step.moves == MOVE_DENSE, touched_only = step.moves == MOVE_TOUCHED;
     int64_t groups = groups_of(step.rows);
-    int listed = *step.listed, warps = gridDim.x * (blockDim.x / WARP);
+    int listed = *step.listed(), warps = gridDim.x * (blockDim.x / WARP);
     for (int k = blockIdx.x * (blockDim.x / WARP) + warp_index(); k < listed; k += warps) {
         int64_t group = step.groups[k], at = group * GROUP_FLOATS;
         const GroupSplats* splats = step.splats + group;
@@ -244,8 +246,7 @@ static cudaError_t launch(Queue queue, const Sight& only, const Step& step) {
 EXPORT int project_backward_adam(Queue queue, const Sight* sights, const Step* step, const Rates* rates) {
     CHECK(cudaSetDevice(queue.device));
     int64_t groups = groups_of(step->rows);
-    CHECK(cudaMemsetAsync(step->splats, 0, step->views * groups * sizeof(GroupSplats), queue.stream));
-    CHECK(cudaMemsetAsync(step->listed, 0, sizeof(int), queue.stream));
+    CHECK(cudaMemsetAsync(step->splats, 0, (step->splat_words() + 1) * sizeof(GroupSplats), queue.stream));
     for (int v = 0; v < step->views; ++v) {
         int64_t blocks = std::max<int64_t>((sights[v].seen.count + THREADS - 1) / THREADS, 1);
         find_groups<<<static_cast<unsigned>(blocks), THREADS, 0, queue.stream>>>(sights[v], v, *step);

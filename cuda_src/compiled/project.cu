@@ -1,5 +1,7 @@
 // Gaussians to splats. Two passes: `cull` reads the 44 B of a Gaussian that decide whether it is seen and leaves one
 // bit; once these are counted, `make_splats` reads the visible rows whole. Splats are in the order of rows.
+#include <algorithm>
+
 #include "bounds.cuh"
 #include "footprint.cuh"
 #include "gaussian.cuh"
@@ -22,8 +24,13 @@ __device__ bool far_outside(const View& view, float3 p, const float* log_scale, 
 
 __device__ bool touches_a_tile(const View& view, const float* record) {
     Footprint f = footprint_of(view, record);
-    Span span = span_of(view, f);
     TileLimits all = {nullptr, nullptr};
+    // The span has the tile around the mean, and nearly always that one decides.
+    if (f.x >= 0.f && f.x < view.width && f.y >= 0.f && f.y < view.height) {
+        int x = static_cast<int>(f.x) / TILE, y = static_cast<int>(f.y) / TILE;
+        if (meets_tile(view, f, all, record[RECORD_DEPTH], x, y)) return true;
+    }
+    Span span = span_of(view, f);
     for (int y = span.y0; y < span.y1; ++y) {
         for (int x = span.x0; x < span.x1; ++x) {
             if (meets_tile(view, f, all, record[RECORD_DEPTH], x, y)) return true;
@@ -32,13 +39,27 @@ __device__ bool touches_a_tile(const View& view, const float* record) {
     return false;
 }
 
+// gaussian: its first SH columns.
 __device__ bool is_visible(const View& view, const float* gaussian) {
     float3 p = to_view(view, from_camera(view, gaussian + MEAN));
     if (!(p.z >= view.near_plane && p.z <= view.far_plane)) return false;
-    if (far_outside(view, p, gaussian + LOG_SCALE, sigmoid(gaussian[OPACITY_LOGIT]))) return false;
+    float x = view.fx * (p.x / p.z) + view.cx, y = view.fy * (p.y / p.z) + view.cy;
+    bool in_image = x >= 0.f && x <= view.width && y >= 0.f && y <= view.height;
+    if (!in_image && far_outside(view, p, gaussian + LOG_SCALE, sigmoid(gaussian[OPACITY_LOGIT]))) return false;
     float record[RECORD];
     return shape_record(view, gaussian, record) && touches_a_tile(view, record);
 }
+
+// Which rows are visible, a group of 32 at a time, and memory to find that out.
+struct Visible {
+    unsigned* words;  // a bit a row
+    int* counts;      // bits set of each word
+    int64_t* ends;    // bits set up to and with each word
+    int* groups;      // that have any, among others of -1
+    int* listed;      // how many `groups` has
+    int* candidates;  // [groups + 1], the last counts them; null without bounds
+    Scratch scratch;
+};
 
 // Groups of rows that culling looks at: those in a list, in no order, or all of them where there are no bounds.
 struct Candidates {
@@ -50,31 +71,77 @@ struct Candidates {
 
 // The groups that may be seen, and an empty word for each of the others; `cull` writes those of the candidates.
 __global__ void __launch_bounds__(THREADS) choose_groups(ViewVolume volume, const float* bounds, int64_t count,
-                                                         unsigned* words, int* counts, int* candidates, int* chosen) {
+                                                         Visible visible, int* chosen) {
     int64_t group = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     bool has = group < groups_of(count), candidate = has && group_may_be_seen(volume, bound_at(bounds, group));
     if (has && !candidate) {
-        words[group] = 0u;
-        counts[group] = 0;
+        visible.words[group] = 0u;
+        visible.counts[group] = 0;
     }
-    append(candidate, static_cast<int>(group), candidates, chosen);
+    append(candidate, static_cast<int>(group), visible.candidates, chosen);
 }
 
-// A warp looks at a group: a word of visibility bits, and how many are set. groups: by candidate, the group if any of its
-// rows is seen, else -1; listed: how many candidates there are.
-__global__ void __launch_bounds__(THREADS) cull(View view, const float* parameters, int64_t count,
-                                                Candidates candidates, unsigned* words, int* counts, int* groups,
-                                                int* listed) {
-    int size = candidates.size(count), warps = gridDim.x * (THREADS / WARP);
-    if (blockIdx.x == 0 && threadIdx.x == 0) *listed = size;
-    for (int k = blockIdx.x * (THREADS / WARP) + warp_index(); k < size; k += warps) {
-        int64_t group = candidates.at(k), row = group * WARP + lane_index();
-        unsigned word = __ballot_sync(ALL_LANES, row < count && is_visible(view, parameters + row * PARAMETERS));
-        if (lane_index() == 0) {
-            words[group] = word;
-            counts[group] = __popc(word);
-            groups[k] = word != 0u ? static_cast<int>(group) : -1;
+// What culling looks at, the first SH columns of a row, lies in at most LOOKED_PIECES pieces of 16 bytes, wherever in a
+// piece the row begins. Four neighbouring lanes bring them, so that a copy of a warp touches 11 lines of 128 bytes;
+// lanes that read their own rows would touch 32 with every column.
+constexpr int LOOKED_PIECES = (SH + 2 * (PIECE - 1)) / PIECE;
+constexpr int LOOKED_PITCH = LOOKED_PIECES * PIECE + PIECE;  // eight rows begin at eight different banks
+constexpr int LOOKED_FLOATS = WARP * LOOKED_PITCH;
+constexpr int LOOKS = 2;  // groups of a warp under way: one that is looked at, one that comes
+// Blocks that a multiprocessor has at once, and in all: the second ones fill what the first ones leave.
+constexpr int CULL_PLACES = 5, CULL_BLOCKS = 2 * CULL_PLACES;
+static_assert(LOOKED_PIECES == 4 && WARP % LOOKED_PIECES == 0, "four lanes bring a row");
+
+// Where in its first piece a row of a group begins.
+__device__ int start_of(int row) { return row * PARAMETERS % PIECE; }
+
+__device__ void fetch_looked(float* stage, const float* group, unsigned rows) {
+    int piece = lane_index() % LOOKED_PIECES * PIECE;
+#pragma unroll
+    for (int row = lane_index() / LOOKED_PIECES; row < WARP; row += WARP / LOOKED_PIECES) {
+        if ((rows >> row & 1u) && piece < start_of(row) + SH) {
+            __pipeline_memcpy_async(stage + row * LOOKED_PITCH + piece,
+                                    group + row * PARAMETERS - start_of(row) + piece, PIECE * sizeof(float));
         }
+    }
+}
+
+// A warp looks at a group. groups: by candidate, the group if any of its rows is seen, else -1. status: cleared for
+// make_splats.
+__global__ void __launch_bounds__(THREADS, CULL_PLACES) cull(View view, const float* parameters, int64_t count,
+                                                             Candidates candidates, Visible visible, int64_t* status) {
+    __shared__ __align__(16) float stages[THREADS / WARP][LOOKS][LOOKED_FLOATS];
+    int size = candidates.size(count), warps = gridDim.x * (THREADS / WARP);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        *visible.listed = size;
+        status[0] = status[1] = 0;
+    }
+    int k = blockIdx.x * (THREADS / WARP) + warp_index();
+    if (k >= size) return;
+    float(&own_stages)[LOOKS][LOOKED_FLOATS] = stages[warp_index()];
+    // The number of a group is read one group before its rows are.
+    int group = candidates.at(k), next = k + warps < size ? candidates.at(k + warps) : -1;
+    fetch_looked(own_stages[0], parameters + static_cast<int64_t>(group) * GROUP_FLOATS, rows_there(count, group));
+    __pipeline_commit();
+    for (int turn = 0; group >= 0; k += warps, turn ^= 1) {
+        int after = k + 2 * warps < size ? candidates.at(k + 2 * warps) : -1;
+        if (next >= 0) {
+            fetch_looked(own_stages[turn ^ 1], parameters + static_cast<int64_t>(next) * GROUP_FLOATS,
+                         rows_there(count, next));
+        }
+        __pipeline_commit();
+        __pipeline_wait_prior(1);
+        __syncwarp();
+        const float* own = own_stages[turn] + lane_index() * LOOKED_PITCH + start_of(lane_index());
+        bool there = rows_there(count, group) >> lane_index() & 1u;
+        unsigned word = __ballot_sync(ALL_LANES, there && is_visible(view, own));
+        if (lane_index() == 0) {
+            visible.words[group] = word;
+            visible.counts[group] = __popc(word);
+            visible.groups[k] = word != 0u ? group : -1;
+        }
+        group = next;
+        next = after;
     }
 }
 
@@ -101,15 +168,6 @@ __device__ void colour_record(const View& view, const float* gaussian, int degre
         record[RECORD_COLOUR + colour] = value < 0.f ? 0.f : value;
     }
 }
-
-// Which rows are visible, as `cull` leaves it: a word of bits for a group of 32, how many bits there are up to and with
-// each word, and the numbers of the groups that have any, among others of -1.
-struct Visible {
-    const unsigned* words;
-    const int64_t* ends;
-    const int* groups;
-    const int* listed;
-};
 
 // Where splats go: as many as there is room for. status[0]: how many there are; status[1]: how many of them are not
 // finite after all, whose colour only this kernel sees. overflow: set if there is no room for all; may be null.
@@ -140,8 +198,9 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
         if (target.overflow != nullptr && total > target.room) *target.overflow = 1;
     }
     int listed = *visible.listed, warps = gridDim.x * (STAGE_THREADS / WARP);
+    // From the last group to the first: what culling read lately, and what binning reads first, is still in L2.
     for (int k = blockIdx.x * (STAGE_THREADS / WARP) + warp_index(); k < listed; k += warps) {
-        int64_t group = visible.groups[k], row = group * WARP + lane_index();
+        int64_t group = visible.groups[listed - 1 - k], row = group * WARP + lane_index();
         if (group < 0) continue;
         unsigned word = visible.words[group];
         const float* source = parameters + group * GROUP_FLOATS;
@@ -172,34 +231,40 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
     }
 }
 
-// Which Gaussians are visible: a word for a group of 32 rows, in `ends` how many there are up to and with each word, and
-// the groups that have any, -1 among them, `listed` in all. volume and bounds: null to look at every row; candidates,
-// [groups + 1], to work with.
-EXPORT int cull_gaussians(Queue queue, const View* view, const ViewVolume* volume, const float* parameters,
-                          const float* bounds, int64_t count, Scratch scratch, int* candidates, unsigned* words,
-                          int* counts, int64_t* ends, int* groups, int* listed) {
+// The splats of the rows that are known to be visible. target->status: zeros before.
+static cudaError_t make(Queue queue, const View* view, const float* parameters, const int64_t* ids, int64_t count,
+                        int degree, const Visible* visible, const Target* target) {
+    int blocks = blocks_for(count, STAGE_THREADS);
+    make_splats<<<blocks, STAGE_THREADS, 0, queue.stream>>>(*view, parameters, ids, count, degree, *visible, *target);
+    return cudaGetLastError();
+}
+
+// Which Gaussians are visible, and their splats. volume and bounds: null to look at every row.
+EXPORT int project_gaussians(Queue queue, const View* view, const ViewVolume* volume, const float* bounds,
+                             const float* parameters, const int64_t* ids, int64_t count, int degree,
+                             const Visible* visible, const Target* target) {
     CHECK(cudaSetDevice(queue.device));
     int64_t all = groups_of(count);
     Candidates looked_at = {nullptr, nullptr};
     if (bounds != nullptr) {
-        int* chosen = candidates + all;
+        int* chosen = visible->candidates + all;
         CHECK(cudaMemsetAsync(chosen, 0, sizeof(int), queue.stream));
         choose_groups<<<static_cast<unsigned>((all + THREADS - 1) / THREADS), THREADS, 0, queue.stream>>>(
-            *volume, bounds, count, words, counts, candidates, chosen);
+            *volume, bounds, count, *visible, chosen);
         CHECK(cudaGetLastError());
-        looked_at = {candidates, chosen};
+        looked_at = {visible->candidates, chosen};
     }
-    cull<<<blocks_for(all, THREADS / WARP), THREADS, 0, queue.stream>>>(*view, parameters, count, looked_at, words,
-                                                                       counts, groups, listed);
+    int blocks = std::min(blocks_for(all, THREADS / WARP), CULL_BLOCKS * MULTIPROCESSORS);
+    cull<<<blocks, THREADS, 0, queue.stream>>>(*view, parameters, count, looked_at, *visible, target->status);
     CHECK(cudaGetLastError());
-    return prefix_sums(queue.stream, scratch, counts, ends, all);
+    CHECK(prefix_sums(queue.stream, visible->scratch, visible->counts, visible->ends, all));
+    return make(queue, view, parameters, ids, count, degree, visible, target);
 }
 
+// Again the splats of the rows that project_gaussians found, now that there is room for them.
 EXPORT int project_visible(Queue queue, const View* view, const float* parameters, const int64_t* ids, int64_t count,
                            int degree, const Visible* visible, const Target* target) {
     CHECK(cudaSetDevice(queue.device));
     CHECK(cudaMemsetAsync(target->status, 0, 2 * sizeof(int64_t), queue.stream));
-    int blocks = blocks_for(count, STAGE_THREADS);
-    make_splats<<<blocks, STAGE_THREADS, 0, queue.stream>>>(*view, parameters, ids, count, degree, *visible, *target);
-    return cudaGetLastError();
+    return make(queue, view, parameters, ids, count, degree, visible, target);
 }

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from cuda_src import layout
+from cuda_src.bounds import groups_of
 from cuda_src.camera import Camera
-from cuda_src.compiled.bindings import address, call, count
+from cuda_src.compiled.bindings import Launch, ReplayedLaunch, address, call, count
 from cuda_src.compiled.bounds import volume_of
-from cuda_src.compiled.scratch import scratch_for
+from cuda_src.compiled.scratch import Scratch, scratch_for
 from cuda_src.compiled.seen import ALIGNMENT, SplatGradients
 from cuda_src.compiled.view import view_of
 from cuda_src.operators import KernelSet, Room, Splats
@@ -22,13 +23,16 @@ _FIRST_ROOM = 8
 
 
 class Visible(ctypes.Structure):
-    """Which rows `cull_gaussians` found visible; the same struct as in project.cu."""
+    """Which rows are visible; the same struct as in project.cu."""
 
     _fields_ = (
         ("words", ctypes.c_void_p),  # a bit a row: [groups]
+        ("counts", ctypes.c_void_p),  # visible rows of each group: [groups]
         ("ends", ctypes.c_void_p),  # visible rows up to and with each group: [groups] int64
         ("groups", ctypes.c_void_p),  # groups with any, in no order, and -1 among them: [groups]
         ("listed", ctypes.c_void_p),  # how many in all: [1]
+        ("candidates", ctypes.c_void_p),  # to work with where there are bounds: [groups + 1]
+        ("scratch", Scratch),
     )
 
 
@@ -45,6 +49,16 @@ class Target(ctypes.Structure):
     )
 
 
+@dataclass(frozen=True)
+class _Projection:
+    """Room for a view's splats, and the launches that fill it: of all rows, and of those found visible before."""
+
+    splats: Splats
+    status: torch.Tensor
+    whole: Launch
+    visible: Launch
+
+
 def project(
     kernels: KernelSet,
     parameters: torch.Tensor,
@@ -56,52 +70,80 @@ def project(
     bounds: torch.Tensor | None = None,
 ) -> Splats:
     """See `cuda_src.operators.project`. One read by the host, how many are visible; none with a room."""
-    n, device = parameters.shape[0], parameters.device
+    n = parameters.shape[0]
     if n == 0:
         return _nothing(workspace, room)
     parameters = parameters if parameters.data_ptr() % ALIGNMENT == 0 else parameters.clone()
-    view = ctypes.byref(view_of(kernels, camera))
-    groups = max(1, -(-n // layout.GROUP))
-    words, counts, listed, number = (
-        workspace.take(f"project.{name}", (size,), torch.int32)
-        for name, size in (("words", groups), ("counts", groups), ("groups", groups), ("listed", 1))
-    )
-    ends = workspace.take("project.ends", (groups,), torch.int64)
-    volume = None if bounds is None else ctypes.byref(volume_of(kernels, camera))
-    candidates = None if bounds is None else workspace.take("project.candidates", (groups + 1,), torch.int32)
-    call(
-        "cull_gaussians", device, view, volume, parameters, bounds, count(n), scratch_for(groups, workspace),
-        candidates, words, counts, ends, listed, number,
-    )  # fmt: skip
-    visible = Visible(address(words), address(ends), address(listed), address(number))
 
-    def make_splats(most: int, overflow: torch.Tensor | None) -> tuple[Splats, torch.Tensor]:
-        status = workspace.take("project.status", (2,), torch.int64)
-        rows = workspace.take("project.rows", (most,), torch.int64)
-        own_ids = workspace.take("project.ids", (most,), torch.int64)
-        records = workspace.take("project.records", (most, layout.RECORD_STRIDE))
-        target = Target(most, address(rows), address(own_ids), address(records), address(status), address(overflow))
-        call(
-            "project_visible", device, view, parameters, ids, count(n), sh_degree, ctypes.byref(visible),
-            ctypes.byref(target),
-        )  # fmt: skip
-        return Splats(rows, own_ids, records[:, : layout.RECORD]), status
+    def prepared(most: int, room: Room | None) -> _Projection:
+        return _prepared(kernels, parameters, ids, camera, sh_degree, workspace, most, room, bounds)
 
     if room is not None:
-        splats, status = make_splats(room.splats, room.overflow)
-        return replace(splats, live=status, overflow=room.overflow)
+        key = (
+            "project", view_of(kernels, camera), address(parameters), n, address(ids), sh_degree, room.splats,
+            address(room.overflow), address(bounds),
+        )  # fmt: skip
+        kept = workspace.kept(key, lambda: prepared(room.splats, room))
+        kept.whole()
+        return kept.splats
     most = max(workspace.capacity("project.rows", torch.int64), -(-n // _FIRST_ROOM))
-    splats, status = make_splats(most, None)
-    seen, undrawn = status.tolist()
+    found = prepared(most, None)
+    found.whole()
+    seen, undrawn = found.status.tolist()
     if seen > most:
-        splats, status = make_splats(seen, None)
-        undrawn = status.tolist()[1]
+        del found  # Or its memory would be held beside the larger one.
+        found = prepared(seen, None)
+        found.visible()
+        undrawn = found.status.tolist()[1]
+    splats = found.splats
     splats = Splats(splats.rows[:seen], splats.ids[:seen], splats.records[:seen])
     if undrawn:
         # Their colour is not finite, which only the kernel that reads harmonics could see; they are very few.
         drawn = torch.isfinite(splats.records[:, layout.RECORD_DEPTH])
         splats = Splats(splats.rows[drawn], splats.ids[drawn], splats.records[drawn])
     return splats
+
+
+def _prepared(
+    kernels: KernelSet,
+    parameters: torch.Tensor,
+    ids: torch.Tensor,
+    camera: Camera,
+    sh_degree: int,
+    workspace: Workspace,
+    most: int,
+    room: Room | None,
+    bounds: torch.Tensor | None,
+) -> _Projection:
+    """For at most so many splats; their sizes are those of the room, if there is one."""
+    n, device = parameters.shape[0], parameters.device
+    view = ctypes.byref(view_of(kernels, camera))
+    all_groups = groups_of(n)
+    words, counts, groups, listed = (
+        workspace.take(f"project.{name}", (size,), torch.int32)
+        for name, size in (("words", all_groups), ("counts", all_groups), ("groups", all_groups), ("listed", 1))
+    )
+    ends = workspace.take("project.ends", (all_groups,), torch.int64)
+    volume = None if bounds is None else ctypes.byref(volume_of(kernels, camera))
+    candidates = None if bounds is None else workspace.take("project.candidates", (all_groups + 1,), torch.int32)
+    visible = Visible(
+        *(address(tensor) for tensor in (words, counts, ends, groups, listed, candidates)),
+        scratch_for(all_groups, workspace),
+    )
+    status = workspace.take("project.status", (2,), torch.int64)
+    rows = workspace.take("project.rows", (most,), torch.int64)
+    own_ids = workspace.take("project.ids", (most,), torch.int64)
+    records = workspace.take("project.records", (most, layout.RECORD_STRIDE))
+    overflow = None if room is None else room.overflow
+    target = Target(most, *(address(tensor) for tensor in (rows, own_ids, records, status, overflow)))
+    given = parameters, ids, count(n), sh_degree, ctypes.byref(visible), ctypes.byref(target)
+    splats = Splats(rows, own_ids, records[:, : layout.RECORD])
+    return _Projection(
+        splats if room is None else replace(splats, live=status, overflow=overflow),
+        status,
+        ReplayedLaunch("project_gaussians", device, view, volume, bounds, *given),
+        Launch("project_visible", device, view, *given),
+    )
 
 
 def _nothing(workspace: Workspace, room: Room | None) -> Splats:

@@ -9,7 +9,8 @@ import torch
 
 from cuda_src import layout
 from cuda_src.camera import Camera
-from cuda_src.compiled.bindings import call, count, library
+from cuda_src.compiled.bindings import ReplayedLaunch, address, count, library
+from cuda_src.compiled.lent import lent
 from cuda_src.compiled.seen import three_words
 from cuda_src.compiled.view import view_of
 from cuda_src.operators import Bins, KernelSet, Raster, Splats
@@ -21,9 +22,11 @@ class SegmentedRaster(Raster):
     """A Raster, and what its backward needs of tile lists that were composited in segments.
 
     segments: bytes, laid out by `segments_in` of segments.cu: the segments, and what each left at its pixels.
+    by_splat: [V, GRADIENT_STRIDE], memory that lies behind them for the gradients of the splats. Both are lent.
     """
 
     segments: torch.Tensor
+    by_splat: torch.Tensor
 
 
 def raster_forward(
@@ -38,8 +41,44 @@ def raster_forward(
     background: torch.Tensor | None = None,
 ) -> Raster:
     """See `cuda_src.operators.raster_forward`."""
+    records = aligned_records(splats.records, workspace)
+    subtiles = None if subtiles is None else subtiles.contiguous()
+    start, ranges = as_real(start_transmittance), as_real(depth_range)
+    behind, stride = background_map(background)
+    view = view_of(kernels, camera)
+    tiles, instances = len(bins.tiles), bins.instances
+    given = (
+        address(bins.tiles), tiles, address(bins.starts), address(bins.splat), instances, records.data_ptr(),
+        splats.count, address(start), address(subtiles), address(ranges), address(behind), stride,
+    )  # fmt: skip
+
+    def prepared() -> tuple[SegmentedRaster, ReplayedLaunch]:
+        pictures = _pictures(camera, workspace)
+        of_splat = layout.GRADIENT_STRIDE * records.element_size()
+        segments, by_splat = lent(workspace, segment_bytes(tiles, instances), splats.count * of_splat)
+        by_splat = by_splat.view(torch.float32).view(splats.count, layout.GRADIENT_STRIDE)
+        launch = ReplayedLaunch(
+            "raster_forward", records.device, ctypes.byref(view), bins.tiles, count(tiles), bins.starts, bins.splat,
+            count(instances), in_words(records), start, subtiles, ranges, behind, stride, segments, *pictures,
+        )  # fmt: skip
+        return SegmentedRaster(*pictures, segments=segments, by_splat=by_splat), launch
+
+    raster, launch = workspace.kept(("raster_forward", view, *given), prepared)
+    if tiles < camera.tiles:
+        # The kernel writes listed tiles alone.
+        for picture in _pictures(camera, workspace):
+            picture.zero_()
+    launch()
+    return raster
+
+
+_Pictures = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _pictures(camera: Camera, workspace: Workspace) -> _Pictures:
+    """Memory of the fields of a Raster, in their order."""
     size = (camera.height, camera.width)
-    pictures = (
+    return (
         workspace.take("raster.colour", (*size, 3)),
         workspace.take("raster.transmittance", size),
         workspace.take("raster.depth", size),
@@ -47,20 +86,6 @@ def raster_forward(
         workspace.take("raster.last", size, torch.int32),
         workspace.take("raster.stop_depth", size),
     )
-    tiles = len(bins.tiles)
-    if tiles < camera.tiles:
-        # The kernel writes listed tiles alone.
-        for picture in pictures:
-            picture.zero_()
-    segments = workspace.take("raster.segments", (segment_bytes(tiles, bins.instances),), torch.uint8)
-    view = ctypes.byref(view_of(kernels, camera))
-    call(
-        "raster_forward", splats.records.device, view, bins.tiles, count(tiles), bins.starts, bins.splat,
-        count(bins.instances), in_words(aligned_records(splats.records, workspace)), as_real(start_transmittance),
-        None if subtiles is None else subtiles.contiguous(), as_real(depth_range), *background_map(background),
-        segments, *pictures,
-    )  # fmt: skip
-    return SegmentedRaster(*pictures, segments)
 
 
 def raster_backward(
@@ -84,15 +109,32 @@ def raster_backward(
     """
     if not isinstance(raster, SegmentedRaster):
         raise ValueError(f"compiled raster_backward needs the raster of its own raster_forward, got a {type(raster)}")
-    gradients = workspace.take("raster_backward.gradients", (splats.count, layout.GRADIENT_STRIDE))
-    view = ctypes.byref(view_of(kernels, camera))
-    call(
-        "raster_backward", splats.records.device, view, count(len(bins.tiles)), bins.splat, count(bins.instances),
-        in_words(aligned_records(splats.records, workspace)), count(splats.count), raster.segments,
-        raster.transmittance.contiguous(), raster.last.contiguous(), as_real(depth_range), as_real(grad_colour),
-        *background_map(background), as_real(grad_transmittance), as_real(grad_depth), gradients,
+    records = aligned_records(splats.records, workspace)
+    transmittance, last, ranges = raster.transmittance.contiguous(), raster.last.contiguous(), as_real(depth_range)
+    behind, stride = background_map(background)
+    by_colour, by_transmittance, by_depth = (as_real(g) for g in (grad_colour, grad_transmittance, grad_depth))
+    view = view_of(kernels, camera)
+    tiles, instances = len(bins.tiles), bins.instances
+    given = (
+        tiles, address(bins.splat), instances, records.data_ptr(), splats.count, address(raster.segments),
+        address(transmittance), address(last), address(ranges), address(by_colour), address(behind), stride,
+        address(by_transmittance), address(by_depth),
     )  # fmt: skip
-    return gradients[:, : layout.GRADIENT]
+
+    def prepared() -> tuple[torch.Tensor, ReplayedLaunch]:
+        gradients = raster.by_splat
+        if len(gradients) != splats.count or not workspace.holds(gradients):  # The forward had another workspace.
+            gradients = workspace.take("raster_backward.gradients", (splats.count, layout.GRADIENT_STRIDE))
+        launch = ReplayedLaunch(
+            "raster_backward", records.device, ctypes.byref(view), count(tiles), bins.splat, count(instances),
+            in_words(records), count(splats.count), raster.segments, transmittance, last, ranges, by_colour, behind,
+            stride, by_transmittance, by_depth, gradients,
+        )  # fmt: skip
+        return gradients[:, : layout.GRADIENT], launch
+
+    gradients, launch = workspace.kept(("raster_backward", view, *given), prepared)
+    launch()
+    return gradients
 
 
 def segment_bytes(tiles: int, instances: int) -> int:
@@ -122,4 +164,6 @@ def background_map(background: torch.Tensor | None) -> tuple[torch.Tensor | None
 
 def as_real(values: torch.Tensor | None) -> torch.Tensor | None:
     """As the kernels read it: float32, contiguous; a copy only where it is not."""
-    return None if values is None else values.detach().to(torch.float32).contiguous()
+    if values is None or (values.dtype == torch.float32 and values.is_contiguous()):
+        return values
+    return values.detach().to(torch.float32).contiguous()

@@ -9,6 +9,7 @@
 // in registers, with no exchange between lanes, and adds the sums to the splat's gradient with three reductions.
 #include "compositing.cuh"
 #include "segments.cuh"
+#include "supply.cuh"
 
 // Upstream gradients by pixel; null where there is none.
 struct Upstream {
@@ -19,22 +20,32 @@ struct Upstream {
     const float* depth;
 };
 
-// Weight and s of a splat at the pixels of a cell. An odd number of 8-byte words, so that lanes that read a row each
+// Weight and s of a splat at the pixels of a cell. An odd number of 16-byte words, so that lanes that read a row each
 // meet no bank twice.
-struct Row {
+struct alignas(16) Row {
     float2 pixels[HALF];
-    float2 splat;  // its number in Splats, as bits in .x
+    float2 entry;  // the number of the list's entry, as bits in .x
+    float2 unused;
 };
-static_assert(sizeof(Row) == (HALF + 1) * sizeof(float2) && HALF % 2 == 0, "rows have an odd pitch");
+constexpr int ROW_PITCH = sizeof(Row) / sizeof(float2);
+static_assert(sizeof(Row) % sizeof(float4) == 0 && sizeof(Row) / sizeof(float4) % 2 == 1, "rows have an odd pitch");
 
-// Splats evaluated before the table is looked at.
-constexpr int ABREAST = 2;
+// Gradients by colour, and by depth, of a cell's pixels, line by line.
+struct CellUpstream {
+    float4 red[CELL], green[CELL], blue[CELL], depth[CELL];
+};
+
+static_assert(HALF % LISTED == 0 && CELL == 4, "groups fill the table; sums are of lines of four pixels");
+
+constexpr int BACKWARD_BANK = HALF;
+constexpr int BACKWARD_BANKS = 4;
 
 struct Shared {
-    Staging staging;
-    float4 upstream[TILE_THREADS];      // by colour, and by depth, of the pixel of each thread
+    Supply<BACKWARD_BANK, BACKWARD_BANKS> supplies[TILE_THREADS / WARP];
+    CellUpstream upstream[TILE_THREADS / HALF];
     Row rows[TILE_THREADS / WARP][2][HALF];  // of the left and of the right cell
 };
+static_assert(offsetof(Shared, upstream) <= MOST_LISTED_BYTES, "lists hold addresses of 16 bits");
 
 __device__ inline void add_vector(float* to, float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 900
@@ -47,33 +58,39 @@ __device__ inline void add_vector(float* to, float a, float b, float c, float d)
 #endif
 }
 
+__device__ inline void add_products(float& to, const float weights[CELL], float4 by) {
+    to = fmaf(weights[3], by.w, fmaf(weights[2], by.z, fmaf(weights[1], by.y, fmaf(weights[0], by.x, to))));
+}
+
 // Add up this lane's row and add it to its splat's gradient. With pixel offsets x, y from the middle of the cell, the
 // moments of s about the splat's mean follow from those about the middle. upstream: of the cell's pixels.
 template <bool BY_DEPTH>
-__device__ inline void add_row(const Row& row, const float4* upstream, float2 middle, const float4* records,
-                               float* gradients) {
-    int64_t splat = __float_as_int(row.splat.x);
+__device__ inline void add_row(const Row& row, const CellUpstream& upstream, float2 middle, const int* splats,
+                               const float4* records, float* gradients) {
+    int64_t splat = splats[__float_as_int(row.entry.x)];
     const float4* record = records + splat * 3;
-    float4 shape = record[0];
-    float2 rest = *reinterpret_cast<const float2*>(record + 1);
+    float4 shape = make_float4(0.f, 0.f, 0.f, 0.f);
+    float2 rest = make_float2(0.f, 0.f);
     float red = 0.f, green = 0.f, blue = 0.f, depth = 0.f;
     float s = 0.f, sx = 0.f, sy = 0.f, sxx = 0.f, sxy = 0.f, syy = 0.f;
 #pragma unroll 1  // All sixteen at once would hold the registers that decide how many blocks a multiprocessor has.
     for (int j = 0; j < CELL; ++j) {
-        float of_line = 0.f, x_of_line = 0.f;
-#pragma unroll
-        for (int i = 0; i < CELL; ++i) {
-            float2 pixel = row.pixels[j * CELL + i];
-            float4 by = upstream[j * CELL + i];
-            float x = i - 0.5f * (CELL - 1);
-            red += pixel.x * by.x;
-            green += pixel.x * by.y;
-            blue += pixel.x * by.z;
-            if (BY_DEPTH) depth += pixel.x * by.w;
-            of_line += pixel.y;
-            x_of_line += x * pixel.y;
-            sxx += x * x * pixel.y;
+        if (j == CELL / 2) {  // Which splat it is has come by now, and the record comes before it is needed.
+            shape = record[0];
+            rest = *reinterpret_cast<const float2*>(record + 1);
         }
+        const float4* pair = reinterpret_cast<const float4*>(row.pixels + j * CELL);
+        float4 first = pair[0], second = pair[1];
+        float weights[CELL] = {first.x, first.z, second.x, second.z};
+        float line[CELL] = {first.y, first.w, second.y, second.w};
+        add_products(red, weights, upstream.red[j]);
+        add_products(green, weights, upstream.green[j]);
+        add_products(blue, weights, upstream.blue[j]);
+        if (BY_DEPTH) add_products(depth, weights, upstream.depth[j]);
+        // Of the outer and the inner two pixels, which lie 1.5 and 0.5 px from the middle.
+        float outer = line[0] + line[3], inner = line[1] + line[2], of_line = outer + inner;
+        float x_of_line = fmaf(1.5f, line[3] - line[0], 0.5f * (line[2] - line[1]));
+        sxx = fmaf(2.25f, outer, fmaf(0.25f, inner, sxx));
         float y = j - 0.5f * (CELL - 1);
         s += of_line;
         sx += x_of_line;
@@ -103,7 +120,7 @@ __device__ inline const Segment& segment_of_block(const Segments& segments) {
 }
 
 template <bool BY_DEPTH, bool RANGED>
-__global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View view, Segments segments,
+__global__ void __launch_bounds__(TILE_THREADS, 3) uncomposite(View view, Segments segments,
                                                                            const int* splats, const float4* records,
                                                                            Upstream upstream,
                                                                            const float* transmittances,
@@ -111,12 +128,12 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
                                                                            float* gradients) {
     extern __shared__ __align__(16) char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    __shared__ int longest[TILE_THREADS / WARP];
     if (blockIdx.x >= segments.head[1]) return;
     const Segment& segment = segment_of_block(segments);
     int tile = segment.tile, size = segment.size;
     Pixel pixel = pixel_of(view, tile);
     splats += segment.begin;
+    const uint16_t* reach = segments.reach + segment.begin;
 
     // Entries are counted from the segment's first on.
     int last_of_list = pixel.inside ? lasts[pixel.index(view)] : 0;
@@ -124,13 +141,9 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
     for (int step = HALF / 2; step > 0; step /= 2) {
         half_last = max(half_last, __shfl_xor_sync(ALL_LANES, half_last, step));
     }
-    int warp_last = max(half_last, __shfl_xor_sync(ALL_LANES, half_last, HALF));
-    if (lane_index() == 0) longest[warp_index()] = warp_last;
-    shared.staging.place_no_splat();
-    __syncthreads();
-    int tile_last = 0;
-    for (int w = 0; w < TILE_THREADS / WARP; ++w) tile_last = max(tile_last, longest[w]);
-    if (tile_last == 0) return;
+    int left_last = __shfl_sync(ALL_LANES, half_last, 0), right_last = __shfl_sync(ALL_LANES, half_last, HALF);
+    int position = max(left_last, right_last);  // Entries before it are still to be looked at.
+    if (position == 0) return;
 
     float2 range = RANGED ? depth_range_at(view, ranges, pixel) : float2{};
     float4 by = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -155,10 +168,12 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
                   by.z * *segments.plane(slot, BLUE);
         if (BY_DEPTH) behind += by.w * *segments.plane(slot, DEPTH);
     }
-    shared.upstream[threadIdx.x] = by;
+    CellUpstream& upstream_of_cell = shared.upstream[threadIdx.x / HALF];
+    reinterpret_cast<float*>(upstream_of_cell.red)[lane_of_half()] = by.x;
+    reinterpret_cast<float*>(upstream_of_cell.green)[lane_of_half()] = by.y;
+    reinterpret_cast<float*>(upstream_of_cell.blue)[lane_of_half()] = by.z;
+    reinterpret_cast<float*>(upstream_of_cell.depth)[lane_of_half()] = by.w;
     float x = pixel.x + 0.5f, y = pixel.y + 0.5f;
-    List* own_lists = shared.staging.lists[warp_index()];
-    const List& own = own_lists[half_index()];
     const Row* rows = shared.rows[warp_index()][half_index()];  // of this half's cell
     // Where this pixel's numbers in the next row go.
     float2* const first_slot = shared.rows[warp_index()][half_index()][0].pixels + lane_of_half();
@@ -169,39 +184,46 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
     auto add_rows = [&]() {
         __syncwarp();
         if (rows[lane_of_half()].pixels + lane_of_half() < slot) {
-            add_row<BY_DEPTH>(rows[lane_of_half()], shared.upstream + warp_index() * WARP + half_index() * HALF, middle,
-                              records, gradients);
+            add_row<BY_DEPTH>(rows[lane_of_half()], upstream_of_cell, middle, splats, records, gradients);
         }
         __syncwarp();
         slot = first_slot;
     };
 
-    // Batch k holds the entries [tile_last - (k + 1) BATCH, tile_last - k BATCH); the last one may begin before 0.
-    int first = tile_last - BATCH;
-    auto splat_at = [&](int position) { return position >= 0 ? splats[position] : -1; };
-    int coming = splat_at(first + own_entry());
-    request(shared.staging.batches[0], records, coming);
-    receive(shared.staging.batches[0], view, tile, coming);
-    coming = splat_at(first - BATCH + own_entry());
-    for (int k = 0; first > -BATCH; ++k, first -= BATCH) {
-        __syncthreads();
-        const Batch& batch = shared.staging.batches[k & 1];
-        Batch& next = shared.staging.batches[~k & 1];
-        request(next, records, coming);
-        int after = splat_at(first - 2 * BATCH + own_entry());
-        int before = last - first;  // entries before this one are this pixel's
-        int listed = warp_last > first ? list_entries(batch, half_last - first, own_lists) : 0;
-        for (int at = listed - ABREAST; at >= 0; at -= ABREAST) {
-            unsigned entries = *reinterpret_cast<const uint16_t*>(own.entry + at);
+    Intake<BACKWARD_BANK, BACKWARD_BANKS> intake(shared.supplies[warp_index()]);
+    int left_cell = cell_row() * (TILE / CELL) + cell_column(0);
+    int entry = position - 1 - lane_index(), both_last = min(left_last, right_last);
+    reach += entry;
+    const int* listed = splats + entry;
+    unsigned cells = entry >= 0 ? *reach : 0u;
+    int splat = entry >= 0 ? *listed : 0;
+    for (bool all = false; !all;) {
+        while (intake.wants() && position > 0) {
+            unsigned halves = cells >> left_cell & 3u;
+            if (position > both_last) halves &= (entry < left_last ? 1u : 0u) | (entry < right_last ? 2u : 0u);
+            int found = splat, number = entry;
+            position -= WARP;
+            entry -= WARP;
+            reach -= WARP;
+            listed -= WARP;
+            cells = 0u;
+            if (entry >= 0) {
+                cells = *reach;
+                splat = *listed;
+            }
+            intake.find(halves, found, number);
+        }
+        all = !intake.has_found();
+        intake.request_bank(records);
+        for (int groups = intake.groups(all); groups > 0; --groups) {
+            Group group = intake.next_group();
 #pragma unroll
-            for (int i = ABREAST - 1; i >= 0; --i) {
-                int entry = entries >> (8 * i) & 255u;
-                const float4* record = batch.records + entry * 3;
-                float4 rest = record[1], tail = record[2];
-                Density d = density_at(x, y, record[0], rest);
-                bool used = entry < before && d.sigma >= 0.f && d.value >= view.alpha_min &&
+            for (int i = 0; i < LISTED; ++i) {
+                unsigned address = group.address(i);
+                float4 shape = shared_word(address), rest = shared_word(address + 16), tail = shared_word(address + 32);
+                Density d = density_at(x, y, shape, rest);
+                bool used = __float_as_uint(d.sigma) < __float_as_uint(tail.z) && __float_as_int(tail.w) < last &&
                             (!RANGED || in_range(range, tail.y));
-                if (!__any_sync(ALL_LANES, used)) continue;
 
                 // Where it is not used alpha is zero, and nothing changes.
                 float density = used ? d.value : 0.f, alpha = fminf(view.alpha_max, density);
@@ -213,13 +235,12 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 3 : 4) uncomposite(View
                 float weight = transmittance * alpha;
                 behind += weight * value;
                 *slot = make_float2(weight, density <= view.past_clamp ? -density * by_density : 0.f);
-                if (lane_of_half() == 0) slot[HALF].x = tail.w;  // the row's splat
-                slot += HALF + 1;
+                if (lane_of_half() == 0) slot[HALF].x = tail.w;  // the row's entry
+                slot += ROW_PITCH;
             }
-            if (slot > first_slot + (HALF - ABREAST) * (HALF + 1)) add_rows();
+            if (slot == first_slot + HALF * ROW_PITCH) add_rows();
         }
-        receive(next, view, tile, coming);
-        coming = after;
+        intake.receive_bank(view);
     }
     add_rows();
 }

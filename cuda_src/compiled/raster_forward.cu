@@ -28,39 +28,47 @@ struct Sight {
     float2 range;
 };
 
+// The limit of sigma where the pixel may see the splat; 0, which is below all numbers, where it may not.
+template <bool RANGED>
+__device__ inline unsigned limit_at(const Sight& sight, float4 tail) {
+    return !RANGED || in_range(sight.range, tail.y) ? __float_as_uint(tail.z) : 0u;
+}
+
+constexpr float UNLIT = -INFINITY;
+
 // A pixel's state between one splat and the next.
 template <bool RANGED>
 struct Light {
     static constexpr bool ASKS = false;
     float red, green, blue, depth;
     float transmittance;
-    float least;  // value that a density must come to: alpha_min; infinite once nothing more may be blended
-    float stop_depth;
+    float stop_depth;  // infinite while more may be blended; UNLIT where nothing ever was
     int last;
 
-    __device__ Light(const View& view, float transmittance, bool lit)
+    __device__ Light(float transmittance, bool lit)
         : red(0.f), green(0.f), blue(0.f), depth(0.f), transmittance(transmittance),
-          least(lit ? view.alpha_min : INFINITY), stop_depth(INFINITY), last(0) {}
-    __device__ bool alive(const View&) const { return least < INFINITY; }
+          stop_depth(lit ? INFINITY : UNLIT), last(0) {}
+    __device__ bool alive(const View&) const { return stop_depth == INFINITY; }
 
-    // Blend a splat, without a branch: it is neither seen nor felt where its weight is zero.
-    __device__ void meet(const View& view, const Sight& sight, const float4* record, int number) {
-        float4 shape = record[0], rest = record[1];
-        float2 tail = *reinterpret_cast<const float2*>(&record[2]);
+    // Blend the splat whose record is staged there.
+    __device__ void meet(const View& view, const Sight& sight, unsigned record) {
+        float4 shape = shared_word(record), rest = shared_word(record + 16), tail = shared_word(record + 32);
         Density d = density_at(sight.x, sight.y, shape, rest);
-        bool seen = d.sigma >= 0.f && d.value >= least && (!RANGED || in_range(sight.range, tail.y));
+        bool seen = __float_as_uint(d.sigma) < limit_at<RANGED>(sight, tail) && stop_depth == INFINITY;
         float alpha = fminf(view.alpha_max, d.value), after = fmaf(-alpha, transmittance, transmittance);
         bool blended = seen && after >= view.stop, stops = seen && !(after >= view.stop);
-        float weight = blended ? transmittance * alpha : 0.f;
-        red += weight * rest.z;
-        green += weight * rest.w;
-        blue += weight * tail.x;
-        depth += weight * tail.y;
-        if (blended) transmittance = after;
-        if (blended) last = number;
+        float weight = transmittance * alpha;
+        if (blended) {
+            red += weight * rest.z;
+            green += weight * rest.w;
+            blue += weight * tail.x;
+            depth += weight * tail.y;
+            transmittance = after;
+            last = __float_as_int(tail.w);
+        }
         if (stops) stop_depth = tail.y;
-        if (stops) least = INFINITY;
     }
+    __device__ float stopped_at() const { return stop_depth == UNLIT ? INFINITY : stop_depth; }
 };
 
 // By how much a segment's splats attenuate, whatever light there is before them.
@@ -73,10 +81,10 @@ struct Attenuation {
     const Segment& segment;
 
     __device__ bool alive(const View& view) const { return rendered && product >= view.stop; }
-    __device__ void meet(const View& view, const Sight& sight, const float4* record, int) {
-        float4 shape = record[0], rest = record[1];
+    __device__ void meet(const View& view, const Sight& sight, unsigned record) {
+        float4 shape = shared_word(record), rest = shared_word(record + 16), tail = shared_word(record + 32);
         Density d = density_at(sight.x, sight.y, shape, rest);
-        bool seen = d.sigma >= 0.f && d.value >= view.alpha_min && (!RANGED || in_range(sight.range, record[2].y));
+        bool seen = __float_as_uint(d.sigma) < limit_at<RANGED>(sight, tail);
         product = fmaf(seen ? -fminf(view.alpha_max, d.value) : 0.f, product, product);
     }
     // Nothing of this is needed once the segment before is done, or the tile dark.
@@ -85,51 +93,68 @@ struct Attenuation {
     }
 };
 
-// Take a segment's splats through every pixel of the tile that is alive. False if `what` became needless. Every thread
-// of the block calls it; all have left the staging when it returns.
-template <typename What>
-__device__ inline bool walk(const View& view, const Segment& segment, const int* splats, const float4* records,
-                            const Sight& sight, Staging& staging, What& what) {
-    __shared__ int needless[2];
-    List* own_lists = staging.lists[warp_index()];
-    const List& own = own_lists[half_index()];
-    unsigned own_half = ((1u << HALF) - 1u) << (half_index() * HALF);
-    splats += segment.begin;
-    int size = segment.size;
-    auto splat_at = [&](int position) { return position < size ? splats[position] : -1; };
+// A tile's batches, and a list for each cell.
+struct Staging {
+    Batch<FORWARD_BATCH> batches[2];
+    List<FORWARD_BATCH> lists[TILE_THREADS / HALF];
+    float2 corner;  // of the tile
+};
+static_assert(sizeof(Staging) <= MOST_LISTED_BYTES, "lists hold addresses of 16 bits");
 
-    int coming = splat_at(own_entry());
-    request(staging.batches[0], records, coming);
-    receive(staging.batches[0], view, segment.tile, coming);
-    coming = splat_at(BATCH + own_entry());
+// Take a segment's splats through every pixel of the tile that is alive, and leave which cells each reaches. False if
+// `what` became needless. Every thread of the block calls it; all have left the staging when it returns.
+template <typename What>
+__device__ inline bool walk(const View& view, const Segments& segments, const Segment& segment, const int* splats,
+                            const float4* records, const Sight& sight, Staging& staging, What& what) {
+    __shared__ int needless[2];
+    List<FORWARD_BATCH>& own = staging.lists[threadIdx.x / HALF];
+    unsigned own_half = ((1u << HALF) - 1u) << (half_index() * HALF);
+    int entry = threadIdx.x;
+    auto splat_at = [&](int position) { return position < segment.size ? splats[segment.begin + position] : -1; };
+    auto receive = [&](Batch<FORWARD_BATCH>& batch, int position, int splat) {
+        wait_for_requests();
+        unsigned cells = 0u;
+        if (splat >= 0) {
+            float4* record = batch.records + entry * 3;
+            float4 shape = record[0];
+            float2 rest = *reinterpret_cast<const float2*>(record + 1);
+            float furthest = furthest_sigma(view, rest.y);
+            cells = reached_cells(staging.corner, shape, rest.x, furthest);
+            stage(record, shape, rest.x, furthest, segment.first + position + 1);
+            segments.reach[segment.begin + position] = static_cast<uint16_t>(cells);
+        }
+        batch.reach[entry] = static_cast<uint16_t>(cells);
+    };
+
+    int coming = splat_at(entry);
+    if (coming >= 0) request(staging.batches[0].records + entry * 3, records, coming);
+    int after = splat_at(FORWARD_BATCH + entry);
+    receive(staging.batches[0], entry, coming);
     bool alive = what.alive(view);
-    for (int offset = 0;; offset += BATCH) {
-        int parity = offset / BATCH & 1;
+    for (int offset = 0;; offset += FORWARD_BATCH) {
+        int parity = offset / FORWARD_BATCH & 1;
         if constexpr (What::ASKS) {
             if (threadIdx.x == 0) needless[parity] = what.needless();
         }
-        if (!__syncthreads_or(alive) || offset >= size) return true;
+        if (!__syncthreads_or(alive) || offset >= segment.size) return true;
         if constexpr (What::ASKS) {
             if (needless[parity]) return false;
         }
-        const Batch& batch = staging.batches[parity];
-        Batch& next = staging.batches[parity ^ 1];
-        request(next, records, coming);
-        int after = splat_at(offset + 2 * BATCH + own_entry());
+        const Batch<FORWARD_BATCH>& batch = staging.batches[parity];
+        Batch<FORWARD_BATCH>& next = staging.batches[parity ^ 1];
+        coming = after;
+        if (coming >= 0) request(next.records + entry * 3, records, coming);
+        after = splat_at(offset + 2 * FORWARD_BATCH + entry);
         unsigned living = __ballot_sync(ALL_LANES, alive);
-        int listed = living != 0u ? list_entries(batch, living & own_half ? BATCH : 0, own_lists) : 0;
+        int listed = living != 0u ? list_entries(batch, living & own_half ? ~0u : 0u, own) : 0;
         for (int first = 0; first < listed; first += LISTED) {
-            unsigned entries = *reinterpret_cast<const unsigned*>(own.entry + first);
+            Group group(own.address + first);
 #pragma unroll
-            for (int i = 0; i < LISTED; ++i) {
-                int entry = entries >> (8 * i) & 255u;
-                what.meet(view, sight, batch.records + entry * 3, segment.first + offset + entry + 1);
-            }
+            for (int i = 0; i < LISTED; ++i) what.meet(view, sight, group.address(i));
             alive = what.alive(view);
             if (!__any_sync(ALL_LANES, alive)) break;
         }
-        receive(next, view, segment.tile, coming);
-        coming = after;
+        receive(next, offset + FORWARD_BATCH + entry, coming);
     }
 }
 
@@ -143,7 +168,7 @@ __device__ inline float light_before(const View& view, const Segments& segments,
     __syncthreads();
     if (latest != COMPLETE) {
         Attenuation<RANGED> own = {1.f, rendered, segments, segment};
-        if (walk(view, segment, splats, records, sight, staging, own)) {
+        if (walk(view, segments, segment, splats, records, sight, staging, own)) {
             *segments.plane(segment.slot + segment.number, PRODUCT) = own.product;
             __threadfence();
             __syncthreads();
@@ -182,7 +207,7 @@ __device__ inline void store_segment(const View& view, const Segments& segments,
     *segments.plane(slot, GREEN) = light.green;
     *segments.plane(slot, BLUE) = light.blue;
     *segments.plane(slot, DEPTH) = light.depth;
-    *segments.plane(slot, STOP_DEPTH) = light.stop_depth;
+    *segments.plane(slot, STOP_DEPTH) = light.stopped_at();
     *segments.plane(slot, LAST) = __int_as_float(light.last);
     __threadfence();
     bool dark = !__syncthreads_or(light.alive(view));
@@ -227,9 +252,9 @@ __device__ inline void store_pixel(const View& view, const Given& given, const P
     out.colour[3 * at + 2] = light.blue;
     out.transmittance[at] = light.transmittance;
     out.depth[at] = light.depth;
-    out.stopped[at] = light.stop_depth < INFINITY;
+    out.stopped[at] = light.stopped_at() < INFINITY;
     out.last[at] = light.last;
-    out.stop_depth[at] = light.stop_depth;
+    out.stop_depth[at] = light.stopped_at();
 }
 
 template <bool RANGED>
@@ -242,23 +267,26 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 4 : 5) composite(View v
     if (threadIdx.x == 0) {
         int ticket = atomicAdd(segments.head, 1);
         taken = ticket < segments.head[1];
-        if (taken) segment = segments.items[ticket];
+        if (taken) {
+            segment = segments.items[ticket];
+            staging.corner = corner_of(view, segment.tile);
+        }
         skipped = taken && segment.number > 0 && segments.is_dark_before(segment);
     }
-    staging.place_no_splat();
+    for (int i = 0; i < 2; ++i) place_no_splat(staging.batches[i]);
     __syncthreads();
     if (!taken) return;
     Pixel pixel = pixel_of(view, segment.tile);
     bool rendered = pixel.inside && (given.subtiles == nullptr || (given.subtiles[segment.tile] >> warp_index() & 1));
     Sight sight = {pixel.x + 0.5f, pixel.y + 0.5f, RANGED ? depth_range_at(view, given.ranges, pixel) : float2{}};
     float left = given.start != nullptr && pixel.inside ? given.start[pixel.index(view)] : 1.f;
-    Light<RANGED> light(view, left, rendered);
+    Light<RANGED> light(left, rendered);
     if (!skipped) {
         if (segment.number > 0) {
             left = light_before<RANGED>(view, segments, segment, splats, records, sight, rendered, staging);
-            light = Light<RANGED>(view, fabsf(left), rendered && !is_dark(left));
+            light = Light<RANGED>(fabsf(left), rendered && !is_dark(left));
         }
-        walk(view, segment, splats, records, sight, staging, light);
+        walk(view, segments, segment, splats, records, sight, staging, light);
     }
     if (segment.count > 1) {
         if (!skipped) store_segment(view, segments, segment, light);
@@ -268,7 +296,7 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 4 : 5) composite(View v
         __threadfence();
         add_segments(segments, segment, light);
     }
-    store_pixel(view, given, pixel_of(view, segment.tile), light, out);
+    store_pixel(view, given, pixel_at(view, sight.x, sight.y), light, out);
 }
 
 // segments: memory of segment_bytes(count, instances), of which raster_backward reads what this leaves.
@@ -281,8 +309,7 @@ EXPORT int raster_forward(Queue queue, const View* view, const int* tiles, int64
     if (count == 0) return cudaSuccess;
     int64_t cleared = 0, bytes = 0;
     Segments segments = segments_in(segment_memory, count, instances, &cleared, &bytes);
-    CHECK(cudaMemsetAsync(segment_memory, 0, cleared, queue.stream));
-    CHECK(plan_segments(queue.stream, segments, tiles, count, starts));
+    CHECK(plan_segments(queue.stream, segments, cleared, instances, tiles, count, starts));
     Given given = {start_transmittance, subtiles, reinterpret_cast<const float2*>(depth_range), background,
                    background_stride};
     Pictures pictures = {colour, transmittance, depth, stopped, last, stop_depth};

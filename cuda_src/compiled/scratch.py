@@ -1,4 +1,4 @@
-"""Scratch of CUB's prefix sums and sorts, from the caller's workspace."""
+"""Scratch of CUB's prefix sums, from the caller's workspace."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ class Scratch(ctypes.Structure):
 
 
 def scratch_for(items: int, workspace: Workspace) -> Scratch:
-    """Scratch for sorting, or adding up, at most so many items."""
-    step = max(1, (1 << max(0, items.bit_length() - 1)) // _STEPS)
-    size = _bytes_for(-(-items // step) * step, workspace.device)
+    """Scratch for adding up at most so many items, in a buffer of its own."""
     # All that is there, so that the same tensor does for every size.
-    size = max(size, workspace.capacity("compiled.scratch", torch.uint8))
+    size = max(scratch_bytes(items, workspace.device), workspace.capacity("compiled.scratch", torch.uint8))
     memory = workspace.take("compiled.scratch", (size,), torch.uint8)
     return Scratch(memory.data_ptr(), size)
+
+
+def scratch_bytes(items: int, device: torch.device) -> int:
+    """Bytes of scratch for at most so many items."""
+    step = max(1, (1 << max(0, items.bit_length() - 1)) // _STEPS)
+    return _bytes_for(-(-items // step) * step, device)
 
 
 @cache

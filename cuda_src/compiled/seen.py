@@ -30,9 +30,9 @@ class SeenSplats(ctypes.Structure):
 
 @dataclass(frozen=True)
 class SplatGradients:
-    """The struct, and the tensors in whose memory it points."""
+    """Addresses and their number, in the order of SeenSplats, and the tensors that lie there."""
 
-    struct: SeenSplats
+    key: tuple[int | None, ...]
     held: tuple[torch.Tensor, ...]
 
     @classmethod
@@ -41,8 +41,12 @@ class SplatGradients:
         rows = splats.rows.contiguous()
         records = three_words(splats.records, f"{name}.records", workspace)
         by_record = three_words(gradients, f"{name}.by_record", workspace)
-        struct = SeenSplats(address(rows), records.data_ptr(), by_record.data_ptr(), address(splats.live), splats.count)
-        return cls(struct, (rows, records, by_record))
+        key = address(rows), records.data_ptr(), by_record.data_ptr(), address(splats.live), splats.count
+        return cls(key, (rows, records, by_record))
+
+    @property
+    def struct(self) -> SeenSplats:
+        return SeenSplats(*self.key)
 
 
 def three_words(values: torch.Tensor, name: str, workspace: Workspace) -> torch.Tensor:

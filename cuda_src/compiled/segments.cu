@@ -4,73 +4,142 @@
 #include "segments.cuh"
 
 constexpr int PLAN_THREADS = 1024;
-constexpr int LENGTHS = 8;  // classes of whole lists
-constexpr int CLASSES = LENGTHS + MOST_SEGMENTS;
+constexpr int PLANNED = PLAN_THREADS / 4;  // tiles of a block
+constexpr int READ_AT_ONCE = 8;
+constexpr int LENGTHS = 8;  // classes of whole lists, numbered from 1: a warp adds up both kinds of classes
+constexpr int EACH = MOST_SEGMENTS / WARP;
 
 struct Cut {
     int count, size;
 };
 
-__device__ Cut cut_of(int length) {
-    if (length <= WHOLE_LIST) return {1, length};
+// segment: entries of one, unless the list would have too many.
+__device__ Cut cut_of(int length, int segment) {
+    if (length <= whole_list(segment)) return {1, length};
     int least = (length + MOST_SEGMENTS - 1) / MOST_SEGMENTS;
-    int size = max(SEGMENT, (least + BATCH - 1) / BATCH * BATCH);
+    int size = max(segment, (least + FORWARD_BATCH - 1) / FORWARD_BATCH * FORWARD_BATCH);
     return {(length + size - 1) / size, size};
 }
 
-__device__ int class_of(const Cut& cut) { return cut.count > 1 ? 0 : LENGTHS - cut.size * (LENGTHS - 1) / WHOLE_LIST; }
-
-// Count one in a class; returns how many there were before. Lanes of the same class count together.
-__device__ int count_in(int* counts, int which) {
-    unsigned peers = __match_any_sync(__activemask(), which);
-    int leader = __ffs(peers) - 1, before = 0;
-    if (lane_index() == leader) before = atomicAdd(counts + which, __popc(peers));
-    return __shfl_sync(peers, before, leader) + __popc(peers & ((1u << lane_index()) - 1u));
+__device__ int class_of(int length, int segment) {
+    return LENGTHS - length * (LENGTHS - 1) / whole_list(segment);
 }
 
-__global__ void __launch_bounds__(PLAN_THREADS) plan(Segments segments, const int* tiles, int count,
-                                                     const int64_t* starts) {
-    __shared__ int counts[CLASSES];
-    __shared__ int slots;
-    for (int i = threadIdx.x; i < CLASSES; i += PLAN_THREADS) counts[i] = 0;
-    if (threadIdx.x == 0) slots = 0;
-    __syncthreads();
-    for (int place = threadIdx.x; place < count; place += PLAN_THREADS) {
-        Cut cut = cut_of(static_cast<int>(starts[place + 1] - starts[place]));
-        count_in(counts, class_of(cut));
-        for (int number = 1; number < cut.count; ++number) atomicAdd(counts + LENGTHS + number, 1);
+// Lists of some tiles: whole ones by class, and those that are cut by how many segments they have.
+struct Census {
+    int whole[LENGTHS + 1];
+    int cut[MOST_SEGMENTS + 1];
+
+    __device__ void clear() {
+        for (int i = threadIdx.x; i <= MOST_SEGMENTS; i += PLAN_THREADS) cut[i] = 0;
+        if (threadIdx.x <= LENGTHS) whole[threadIdx.x] = 0;
     }
-    __syncthreads();
-    if (threadIdx.x < WARP) {
-        // From counts to where each class begins: a lane takes neighbouring classes.
-        constexpr int EACH = (CLASSES + WARP - 1) / WARP;
-        int first = threadIdx.x * EACH, own = 0;
-        for (int i = first; i < min(first + EACH, CLASSES); ++i) own += counts[i];
-        int end = own;
+    __device__ void add(int length, int segment) {
+        Cut own = cut_of(length, segment);
+        atomicAdd(own.count > 1 ? cut + own.count : whole + class_of(length, segment), 1);
+    }
+    // A lane gets, for EACH neighbouring numbers, how many segments there are of that number; returns their sum.
+    __device__ int segments_of(int (&numbers)[EACH]) const {
+        const int* own = cut + lane_index() * EACH + 1;
+        int more = 0, sum = 0;
+        for (int i = 0; i < EACH; ++i) more += own[i];
+        int with_own = more;
         for (int step = 1; step < WARP; step *= 2) {
-            int below = __shfl_up_sync(ALL_LANES, end, step);
-            if (lane_index() >= step) end += below;
+            int above = __shfl_down_sync(ALL_LANES, more, step);
+            if (lane_index() + step < WARP) more += above;
         }
-        if (lane_index() == WARP - 1) segments.head[1] = end;
-        int begin = end - own;
-        for (int i = first; i < min(first + EACH, CLASSES); ++i) {
-            int number = counts[i];
-            counts[i] = begin;
-            if (i == LENGTHS + 1) segments.head[2] = begin;
-            begin += number;
+        more -= with_own;
+        for (int i = EACH - 1; i >= 0; --i) {
+            more += own[i];
+            numbers[i] = more;
+            sum += more;
+        }
+        return sum;
+    }
+};
+
+// Where a block's first segment of each class goes.
+struct Places {
+    int whole[LENGTHS + 1];
+    int segment[MOST_SEGMENTS];  // by number
+    int slot;
+
+    // By one warp. all: lists of all tiles; before: of those that other blocks plan first.
+    __device__ void find(const Census& all, const Census& before, const Segments& segments) {
+        int lane = lane_index(), numbers[EACH], earlier[EACH];
+        int sum = all.segments_of(numbers), slots = before.segments_of(earlier);
+        int firsts = __shfl_sync(ALL_LANES, numbers[0], 0);
+        bool is_class = lane >= 1 && lane <= LENGTHS;
+        int lists = is_class ? all.whole[lane] : 0, up_to = sum_up_to_lane(lists);
+        if (is_class) whole[lane] = firsts + up_to - lists + before.whole[lane];
+        int second = firsts + __shfl_sync(ALL_LANES, up_to, WARP - 1);
+        if (lane == 0) sum -= firsts;
+        int end = second + sum_up_to_lane(sum), at = end - sum;
+        for (int i = 0; i < EACH; ++i) {
+            bool first = lane == 0 && i == 0;
+            segment[lane * EACH + i] = (first ? 0 : at) + earlier[i];
+            if (!first) at += numbers[i];
+        }
+        slots = sum_up_to_lane(slots);
+        if (lane < WARP - 1) return;
+        slot = slots;
+        if (blockIdx.x == 0) *reinterpret_cast<int4*>(segments.head) = make_int4(0, end, second, 0);
+    }
+};
+
+// A block counts the lists of all tiles, which takes less than to wait for others to have counted theirs, and writes the
+// segments of its own.
+__global__ void __launch_bounds__(PLAN_THREADS) plan(Segments segments, int segment, int cleared, const int* tiles,
+                                                     int count, const int64_t* starts) {
+    __shared__ Census all, before;
+    __shared__ Places places;
+    int own_first = blockIdx.x * PLANNED;
+    // The first words are the head's, which one block writes whole.
+    int4* words = reinterpret_cast<int4*>(segments.head);
+    int threads = gridDim.x * PLAN_THREADS;
+    for (int i = 1 + blockIdx.x * PLAN_THREADS + threadIdx.x; i < cleared; i += threads) words[i] = make_int4(0, 0, 0, 0);
+    all.clear();
+    before.clear();
+    __syncthreads();
+    for (int first = 0; first < count; first += PLAN_THREADS * READ_AT_ONCE) {
+        int lengths[READ_AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < READ_AT_ONCE; ++i) {
+            int place = first + i * PLAN_THREADS + threadIdx.x;
+            lengths[i] = place < count ? static_cast<int>(starts[place + 1] - starts[place]) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < READ_AT_ONCE; ++i) {
+            int place = first + i * PLAN_THREADS + threadIdx.x;
+            if (place < count) all.add(lengths[i], segment);
+            if (place < min(own_first, count)) before.add(lengths[i], segment);
         }
     }
     __syncthreads();
-    for (int place = threadIdx.x; place < count; place += PLAN_THREADS) {
-        int64_t begin = starts[place];
-        int length = static_cast<int>(starts[place + 1] - begin);
-        Cut cut = cut_of(length);
-        int slot = cut.count > 1 ? atomicAdd(&slots, cut.count) : 0;
-        for (int number = 0; number < cut.count; ++number) {
-            int first = number * cut.size;
-            int at = number == 0 ? count_in(counts, class_of(cut)) : atomicAdd(counts + LENGTHS + number, 1);
-            segments.items[at] = {begin + first, tiles[place], place, first, min(cut.size, length - first), number,
-                                  cut.count, slot, 0};
+    if (warp_index() == 0) places.find(all, before, segments);
+    __syncthreads();
+    if (threadIdx.x >= PLANNED) return;
+    int place = own_first + threadIdx.x;
+    bool has = place < count;
+    int64_t begin = has ? starts[place] : 0;
+    int length = has ? static_cast<int>(starts[place + 1] - begin) : 0, tile = has ? tiles[place] : 0;
+    int longest = whole_list(segment);
+    if (has && length <= longest) {
+        int at = atomicAdd(places.whole + class_of(length, segment), 1);
+        segments.items[at] = {begin, tile, place, 0, length, 0, 1, 0, 0};
+    }
+    // The warp writes the segments of a list that is cut.
+    for (unsigned left = __ballot_sync(ALL_LANES, length > longest); left; left &= left - 1) {
+        int lane = __ffs(left) - 1, its_length = __shfl_sync(ALL_LANES, length, lane);
+        int64_t its_begin = __shfl_sync(ALL_LANES, begin, lane);
+        int its_tile = __shfl_sync(ALL_LANES, tile, lane), its_place = __shfl_sync(ALL_LANES, place, lane), slot = 0;
+        Cut cut = cut_of(its_length, segment);
+        if (lane_index() == 0) slot = atomicAdd(&places.slot, cut.count);
+        slot = __shfl_sync(ALL_LANES, slot, 0);
+        for (int number = lane_index(); number < cut.count; number += WARP) {
+            int first = number * cut.size, at = atomicAdd(places.segment + number, 1);
+            segments.items[at] = {its_begin + first, its_tile,  its_place, first, min(cut.size, its_length - first),
+                                  number,            cut.count, slot,      0};
         }
     }
 }
@@ -79,16 +148,22 @@ Segments segments_in(void* memory, int64_t tiles, int64_t instances, int64_t* cl
     int64_t slots = most_slots(instances), words = (4 + 3 * slots + 3) / 4 * 4;
     int64_t items = most_segments(tiles, instances);
     *cleared = words * static_cast<int64_t>(sizeof(int));
-    *bytes = *cleared + items * static_cast<int64_t>(sizeof(Segment)) +
-             slots * PLANES * TILE_THREADS * static_cast<int64_t>(sizeof(float));
+    int64_t floats = slots * PLANES * TILE_THREADS;
+    *bytes = *cleared + items * static_cast<int64_t>(sizeof(Segment)) + floats * static_cast<int64_t>(sizeof(float)) +
+             instances * static_cast<int64_t>(sizeof(uint16_t));
     int* head = static_cast<int*>(memory);
     Segment* first = reinterpret_cast<Segment*>(head + words);
-    return {head,  head + 4, head + 4 + slots, head + 4 + 2 * slots, first, reinterpret_cast<float*>(first + items)};
+    float* planes = reinterpret_cast<float*>(first + items);
+    return {head,   head + 4, head + 4 + slots, head + 4 + 2 * slots, first,
+            planes, reinterpret_cast<uint16_t*>(planes + floats)};
 }
 
-cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, const int* tiles, int64_t count,
-                          const int64_t* starts) {
-    plan<<<1, PLAN_THREADS, 0, stream>>>(segments, tiles, static_cast<int>(count), starts);
+cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, int64_t cleared, int64_t instances,
+                          const int* tiles, int64_t count, const int64_t* starts) {
+    int words = static_cast<int>(cleared / static_cast<int64_t>(sizeof(int4)));
+    unsigned blocks = static_cast<unsigned>((count + PLANNED - 1) / PLANNED);
+    plan<<<blocks, PLAN_THREADS, 0, stream>>>(segments, segment_size(instances), words, tiles, static_cast<int>(count),
+                                             starts);
     return cudaGetLastError();
 }
 

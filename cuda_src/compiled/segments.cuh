@@ -29,7 +29,8 @@ enum State { UNKNOWN, ATTENUATION_KNOWN, COMPLETE };
 // head: [4] tickets taken; how many segments; from where on they do not begin their list; unused. state: of each slot.
 // At the slot of a tile's first segment, arrived: segments done with; stopped: 0, or MOST_SEGMENTS less the number of a
 // segment after which the tile is dark. items: in the order in which blocks take them. planes: [slots, PLANES,
-// TILE_THREADS].
+// TILE_THREADS]. reach: [instances] the cells of its tile in which a splat can be seen, of entries that the forward
+// read.
 struct Segments {
     int* head;
     int* state;
@@ -37,6 +38,7 @@ struct Segments {
     int* stopped;
     Segment* items;
     float* planes;
+    uint16_t* reach;
 
     __device__ float* plane(int slot, int which) const {
         return planes + (static_cast<int64_t>(slot) * PLANES + which) * TILE_THREADS + threadIdx.x;
@@ -52,16 +54,25 @@ struct Segments {
     __device__ bool is_dark_before(const Segment& segment) const { return dark_from(segment) < segment.number; }
 };
 
-// At most so many segments, and slots, for that many listed tiles and instances.
-inline int64_t most_segments(int64_t tiles, int64_t instances) { return tiles + instances / SEGMENT; }
-inline int64_t most_slots(int64_t instances) { return instances / SEGMENT + instances / WHOLE_LIST; }
+// Entries of a segment where there is room for that many instances: with more of them each is longer, so that what
+// segments leave is never more than 112 MB; they are still many times as many as there are blocks at a time.
+inline int segment_size(int64_t instances) {
+    return SEGMENT * static_cast<int>(instances <= 0 ? 1 : (instances + FINE_INSTANCES - 1) / FINE_INSTANCES);
+}
 
-// How memory of `segment_bytes` is divided; the first `cleared` bytes must be zero before a list is planned.
+// At most so many segments, and slots, for that many listed tiles and instances.
+inline int64_t most_segments(int64_t tiles, int64_t instances) { return tiles + instances / segment_size(instances); }
+inline int64_t most_slots(int64_t instances) {
+    int segment = segment_size(instances);
+    return instances / segment + instances / whole_list(segment);
+}
+
+// How memory of `segment_bytes` is divided; the first `cleared` bytes, whole words of 16, are zero once lists are planned.
 Segments segments_in(void* memory, int64_t tiles, int64_t instances, int64_t* cleared, int64_t* bytes);
 
-// Fill in the items. starts: [tiles + 1].
-cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, const int* tiles, int64_t count,
-                          const int64_t* starts);
+// Clear what is to be zero, and fill in the items. starts: [tiles + 1].
+cudaError_t plan_segments(cudaStream_t stream, const Segments& segments, int64_t cleared, int64_t instances,
+                          const int* tiles, int64_t count, const int64_t* starts);
 
 // A pixel where nothing more may be blended is marked by the sign bit of its transmittance.
 __device__ inline bool is_dark(float left) { return __float_as_int(left) < 0; }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from functools import lru_cache
 
 import numpy as np
 
@@ -45,11 +44,28 @@ class View(ctypes.Structure):
         ("tiles_x", ctypes.c_int),
         ("tiles_y", ctypes.c_int),
     )
+    __hash__ = object.__hash__  # By identity, as views are compared: `view_of` gives the same one every time.
 
 
-@lru_cache(maxsize=_KEPT)
+_VIEWS: dict[tuple[Camera, int], tuple[KernelSet, View]] = {}
+
+
 def view_of(kernels: KernelSet, camera: Camera) -> View:
-    """The struct for one camera under the kernel set's convention, footprint and stop; kernels only read it."""
+    """The struct for one camera under the kernel set's convention, footprint and stop, the same object every time.
+
+    Kernels only read it.
+    """
+    # By identity: a hash of a kernel set and its convention takes longer than the rest. What is kept keeps its id.
+    key = camera, id(kernels)
+    found = _VIEWS.get(key)
+    if found is None:
+        if len(_VIEWS) >= _KEPT:
+            _VIEWS.clear()
+        found = _VIEWS[key] = kernels, _made(kernels, camera)
+    return found[1]
+
+
+def _made(kernels: KernelSet, camera: Camera) -> View:
     convention = kernels.convention
     bounds: list[float] = []
     for focal, principal, size in ((camera.fx, camera.cx, camera.width), (camera.fy, camera.cy, camera.height)):

@@ -18,6 +18,8 @@ from cuda_src.portable.loss import l1_ssim  # noqa: E402
 from cuda_src.portable.projection import project, project_backward  # noqa: E402
 from cuda_src.portable.statistics import densification_statistics  # noqa: E402
 from cuda_src.reference.exchange import (  # noqa: E402  On its own tile lists; the rest is copies.
+    add_to_owners,
+    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
@@ -29,9 +31,11 @@ from cuda_src.reference.packing import pack_rows, unpack_rows  # noqa: E402  Cop
 
 __all__ = [
     "adam_rows",
+    "add_to_owners",
     "bin_splats",
     "compile_all",
     "densification_statistics",
+    "flag_gradients",
     "keep_records",
     "l1_ssim",
     "pack_gradients",

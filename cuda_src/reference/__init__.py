@@ -8,6 +8,8 @@ from cuda_src.reference.adam import adam_rows
 from cuda_src.reference.binning import bin_splats
 from cuda_src.reference.bounds import bound_groups, groups_seen, widen_groups
 from cuda_src.reference.exchange import (
+    add_to_owners,
+    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
@@ -24,9 +26,11 @@ from cuda_src.reference.statistics import densification_statistics
 
 __all__ = [
     "adam_rows",
+    "add_to_owners",
     "bin_splats",
     "bound_groups",
     "densification_statistics",
+    "flag_gradients",
     "groups_seen",
     "keep_records",
     "l1_ssim",

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
 
 from cuda_src.camera import Camera
-from cuda_src.exchange import OWN_SPLATS, ROUTE_COUNTS, SENT_GRADIENTS, SENT_INSTANCES, SENT_RECORDS, Hole, Routing
-from cuda_src.layout import RECORD, RECORD_OPACITY
+from cuda_src.exchange import (
+    OVERFLOWED,
+    OWN_SPLATS,
+    ROUTE_COUNTS,
+    SENT_GRADIENTS,
+    SENT_INSTANCES,
+    SENT_RECORDS,
+    Hole,
+    Routing,
+)
+from cuda_src.layout import RECORD, RECORD_DEPTH, RECORD_OPACITY
 from cuda_src.operators import KernelSet, Splats
 from cuda_src.packing import id_words
 from cuda_src.workspace import Workspace
@@ -21,31 +34,40 @@ def route_splats(
     workspace: Workspace,
     depth_limit: torch.Tensor | None,
     min_opacity: float,
+    rooms: tuple[int, ...] | None,
 ) -> Routing:
-    bins = kernels.module.bin_splats(kernels, splats, camera, workspace, None, None, depth_limit)
+    used = _in_use(splats)
+    bins = kernels.module.bin_splats(kernels, used, camera, workspace, None, None, depth_limit)
     device = splats.records.device
     rank = owners.to(device, torch.int64)[bins.tiles.long()].repeat_interleave(bins.starts.diff())
-    pairs = torch.bincount(bins.splat.long() * ranks + rank, minlength=splats.count * ranks)
-    instances = pairs.view(splats.count, ranks)
-    instances = torch.where((splats.records[:, RECORD_OPACITY] >= min_opacity)[:, None], instances, 0)
+    pairs = torch.bincount(bins.splat.long() * ranks + rank, minlength=used.count * ranks)
+    instances = pairs.view(used.count, ranks)
+    instances = torch.where((used.records[:, RECORD_OPACITY] >= min_opacity)[:, None], instances, 0)
     sent = (instances > 0).to(torch.int64)
     counts = torch.zeros((ranks, ROUTE_COUNTS), dtype=torch.int64, device=device)
     counts[:, SENT_RECORDS], counts[:, SENT_INSTANCES], counts[:, OWN_SPLATS] = sent.sum(0), instances.sum(0), len(sent)
-    return Routing((sent << torch.arange(ranks, device=device)).sum(1), counts)
+    masks = torch.zeros(splats.count, dtype=torch.int64, device=device)
+    masks[: used.count] = (sent << torch.arange(ranks, device=device)).sum(1)
+    if splats.live is not None:
+        counts[:, OWN_SPLATS] = splats.live[0]
+        counts[:, OVERFLOWED] = splats.live[0] > splats.count
+    if rooms is not None and any(n >= room for n, room in zip(sent.sum(0).tolist(), rooms, strict=True)):
+        assert splats.overflow is not None
+        splats.overflow.fill_(1)
+    return Routing(masks, counts, rooms=rooms, overflow=splats.overflow)
 
 
 def pack_records(kernels: KernelSet, splats: Splats, routing: Routing, rank: int, wire: torch.Tensor) -> None:
-    first = 0
-    for destination in range(routing.ranks):
-        rows = routing.splats_to(destination)
-        if destination != rank:
-            place = wire[first : first + len(rows)]
-            rows_there = rows[: len(place)]
-            place[:, :RECORD] = splats.records[rows_there]
-            # As the bits of reals: a copy keeps every bit.
-            bits = splats.ids[rows_there].unsqueeze(1).view(wire.dtype)
-            place[:, RECORD : RECORD + bits.shape[1]] = bits
-        first += len(rows)
+    for destination, (rows, place) in enumerate(_segments(routing, wire)):
+        if destination == rank:
+            continue
+        if routing.rooms is not None:
+            place[:, RECORD_DEPTH] = math.nan
+        rows_there = rows[: len(place)]
+        place[: len(rows_there), :RECORD] = splats.records[rows_there]
+        # As the bits of reals: a copy keeps every bit.
+        bits = splats.ids[rows_there].unsqueeze(1).view(wire.dtype)
+        place[: len(rows_there), RECORD : RECORD + bits.shape[1]] = bits
 
 
 def keep_records(
@@ -58,8 +80,12 @@ def keep_records(
     ids: torch.Tensor,
 ) -> None:
     rows = routing.splats_to(rank)
-    records[hole.first : hole.first + hole.count] = splats.records[rows]
-    ids[hole.first : hole.first + hole.count] = splats.ids[rows]
+    if routing.rooms is not None:
+        rows = rows[: hole.count - 1]
+    place = slice(hole.first, hole.first + len(rows))
+    if routing.rooms is not None:
+        records[hole.first : hole.first + hole.count, RECORD_DEPTH] = math.nan
+    records[place], ids[place] = splats.records[rows], splats.ids[rows]
 
 
 def unpack_records(
@@ -79,6 +105,14 @@ def pack_gradients(
         zeros += _zero_rows(out[part])
 
 
+def flag_gradients(
+    kernels: KernelSet, overflow: torch.Tensor, rooms: tuple[int, ...], rank: int, out: torch.Tensor
+) -> None:
+    for source, room in enumerate(out.split(rooms)):
+        if source != rank:
+            room[-1, 0] = overflow[0]
+
+
 def sum_gradients(
     kernels: KernelSet,
     routing: Routing,
@@ -90,16 +124,30 @@ def sum_gradients(
     zeros: torch.Tensor,
 ) -> None:
     out.zero_()
-    first = 0
-    for destination in range(routing.ranks):
-        rows = routing.splats_to(destination)
+    for destination, (rows, part) in enumerate(_segments(routing, returned)):
         if destination == rank and gradients is not None:
-            part = gradients[hole.first : hole.first + hole.count, :SENT_GRADIENTS]
+            part = gradients[hole.first : hole.first + hole.count, :SENT_GRADIENTS][: len(rows)]
             zeros += _zero_rows(part)
-        else:
-            part = returned[first : first + len(rows)]
-        out[rows, :SENT_GRADIENTS] += part
-        first += len(rows)
+        elif routing.rooms is not None and routing.overflow is not None and part[-1, 0] != 0:
+            routing.overflow.fill_(1)
+        there = min(len(rows), len(part))
+        out[rows[:there], :SENT_GRADIENTS] += part[:there]
+
+
+def _segments(routing: Routing, buffer: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """By rank: the splats that it is sent, and the part of the buffer that is theirs, as far as it reaches."""
+    rows = [routing.splats_to(rank) for rank in range(routing.ranks)]
+    ends = list(accumulate(map(len, rows) if routing.rooms is None else routing.rooms))
+    if routing.rooms is not None:
+        rows = [own[: room - 1] for own, room in zip(rows, routing.rooms, strict=True)]
+    return [(own, buffer[first:end]) for own, first, end in zip(rows, [0, *ends], ends, strict=False)]
+
+
+def _in_use(splats: Splats) -> Splats:
+    if splats.live is None:
+        return splats
+    live = min(int(splats.live[0]), splats.count)
+    return Splats(splats.rows[:live], splats.ids[:live], splats.records[:live].contiguous())
 
 
 def _outside(hole: Hole, rows: int) -> tuple[slice, slice]:
@@ -109,3 +157,17 @@ def _outside(hole: Hole, rows: int) -> tuple[slice, slice]:
 def _zero_rows(rows: torch.Tensor) -> torch.Tensor:
     """How many are exactly zero, 0-d; not a number is not zero."""
     return (rows == 0).all(dim=1).sum()
+
+
+def add_to_owners(
+    kernels: KernelSet,
+    gradients: torch.Tensor,
+    slots: torch.Tensor,
+    walked: torch.Tensor,
+    accumulators: Sequence[torch.Tensor],
+) -> None:
+    first = 0
+    for rows in accumulators:
+        own = walked & (slots >= first) & (slots < first + len(rows))
+        rows[:, :SENT_GRADIENTS].index_add_(0, slots[own].long() - first, gradients[own, :SENT_GRADIENTS])
+        first += len(rows)

@@ -14,6 +14,9 @@ from pydantic.dataclasses import dataclass
 
 SCHEMA = "1.1.0"
 
+REMARK = "remark"
+"""Under this key of a result's environment: what readers of its figures must know of how the strategy ran."""
+
 Status = Literal["ok", "failed", "oom", "timeout", "skipped", "invalid"]
 
 METRICS: dict[str, tuple[str, str]] = {
@@ -36,6 +39,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "collectives": ("1", "collective calls of a rank and step"),
     "wire_bytes": ("B", "bytes the interconnect's counters saw"),
     "wire_over_ledger": ("1", "wire bytes over payload and metadata moved by the engine"),
+    "link_bandwidth": ("B/s", "what a rank sends in an exchange of known size between all ranks, receiving as much"),
     "dram_bytes": ("B", "off-chip memory traffic"),
     "peak_memory_bytes": ("B", "most memory a place held"),
     "peak_tensor_bytes": ("B", "most bytes of tensors a place held: parameters, moments, workspaces"),

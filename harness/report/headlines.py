@@ -110,15 +110,17 @@ def _speedup(cells: pd.DataFrame) -> pd.Series:
 
 
 def _over_gsplat(cells: pd.DataFrame, rates: pd.DataFrame, runs: pd.Series) -> pd.Series:
-    """views/s over those of the fastest cell of `gsplat` in the group, on as many ranks, in the same run.
+    """views/s over those of the fastest cell of `gsplat` in the group, on as many ranks and the same link, in the same
+    run.
 
     rates: views/s by record. runs: by record. Null where a run has no such cell; of several runs the median.
     """
     if rates.empty:
         return pd.Series(float("nan"), index=cells.index)
     by_run = rates.assign(run=rates["record"].map(runs)).groupby(["cell", "run"], as_index=False)["value"].median()
-    where = [*GROUP, "ranks", "environment_id", "run"]
-    by_run = by_run.join(cells[[*GROUP, "ranks", "environment_id", "strategy"]], on="cell")
+    place = [*GROUP, "ranks", "link", "environment_id"]
+    where = [*place, "run"]
+    by_run = by_run.join(cells[[*place, "strategy"]], on="cell")
     peers = by_run[by_run["strategy"] == "gsplat"].groupby(where, dropna=False)["value"].max().rename("peer")
     found = by_run.join(peers, on=where)
     return (found["value"] / found["peer"]).groupby(found["cell"]).median().reindex(cells.index)

@@ -102,9 +102,10 @@ def cell_labels(cells: pd.DataFrame) -> pd.Series:
     return labels
 
 
-def series(cells: pd.DataFrame) -> pd.Series:
-    """A number that cells of equal strategy and settings share, whatever their group and ranks."""
-    return cells.groupby(["strategy", *_SETTINGS], sort=False, dropna=False).ngroup()
+def series(cells: pd.DataFrame, but: str = "") -> pd.Series:
+    """A number that cells of equal strategy and settings share, whatever their group, ranks and `but`."""
+    settings = [field for field in _SETTINGS if field != but]
+    return cells.groupby(["strategy", *settings], sort=False, dropna=False).ngroup()
 
 
 def variants(cells: pd.DataFrame) -> pd.Series:

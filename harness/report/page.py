@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from harness.records.schema import REMARK
 from harness.report import pictures
 from harness.report.convergence import TOLERANCE_DB
 from harness.report.frames import Results
@@ -111,8 +112,15 @@ def compose(results: Results) -> Page:
             bool(cells["modelled"].any()),
             [section.name for section in [*before, *after]],
             unequal=bool((cells["quality_gap"].abs() > TOLERANCE_DB).any()),
+            remarks=_remarks(results),
         ),
     )
+
+
+def _remarks(results: Results) -> list[str]:
+    """What strategies said of how they ran, each once."""
+    said = [record.result.environment.get(REMARK) for _, record in results.records.values() if record.result]
+    return [str(remark) for remark in dict.fromkeys(said) if remark]
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ _ALWAYS = [
         "views/s",
         "are training views of the whole job a second, whatever the number of ranks or of views a step. A factor "
         "compares with single on one rank at the same scene, image size and batch; × gsplat with the fastest row of "
-        "that package on as many ranks in the same run.",
+        "that package on as many ranks and the same link in the same run.",
     ),
 ]
 
@@ -55,7 +55,11 @@ _BY_SECTION = {
     "scaling": (
         "Efficiency",
         "divides by the one-rank figure of the same strategy and settings; 'over single' divides by single's on one "
-        "rank, which also shows what the strategy itself costs.",
+        "rank, which also shows what the strategy itself costs. GB/s a rank are what the busiest rank sends in a "
+        "step's exchanges over the time these take, exposed and hidden, waiting for counts included; 'of the link' "
+        "divides by what an exchange of known size reached in the same process. wire / ledger is what NVLink's "
+        "counters saw leave over what was booked. More devices pay where they are faster together than single on one "
+        "at the same batch; between two sizes the logarithms are taken to run straight.",
     ),
     "traffic": (
         "Traffic",
@@ -102,11 +106,16 @@ _STATUS = (
 
 
 def notes(
-    scenarios: Iterable[str], modelled: bool, sections: Iterable[str], unequal: bool = False
+    scenarios: Iterable[str],
+    modelled: bool,
+    sections: Iterable[str],
+    unequal: bool = False,
+    remarks: Iterable[str] = (),
 ) -> list[tuple[str, str]]:
     """(term, explanation) for what the report at hand shows. sections: names of those it has. unequal: whether it marks
-    a rate whose quality is not that of single."""
+    a rate whose quality is not that of single. remarks: of strategies on how they ran."""
     scenarios, sections = list(scenarios), list(sections)
     chosen = [*_ALWAYS, *(_BY_SCENARIO[s] for s in _BY_SCENARIO if s in scenarios)]
     chosen += [_BY_SECTION[s] for s in _BY_SECTION if s in sections]
+    chosen += [("Remark.", remark) for remark in remarks]
     return [*chosen, *([_UNEQUAL] if unequal else []), *([_MODELLED] if modelled else []), _MEMORY, _STATUS]

@@ -20,7 +20,7 @@ from harness.errors import UserError
 from harness.measure import fingerprint
 from harness.measure.clock import StageClock
 from harness.measure.statistics import median
-from harness.records.schema import METRICS, Measurement, RecordImage, SceneFacts, WorkerResult
+from harness.records.schema import METRICS, REMARK, Measurement, RecordImage, SceneFacts, WorkerResult
 from harness.runner.ranks import Ranks
 from harness.runner.result import CELL, write_result
 from harness.runner.spending import Spending
@@ -108,8 +108,11 @@ class Job:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Of this process: one a place that it drives; several may be the same CPU."""
-        return (self.device,) * (self.cell.ranks // self.ranks.ranks)
+        """Of this process: one a place that it drives, each a GPU of its own; several may be the same CPU."""
+        places = self.cell.ranks // self.ranks.ranks
+        if self.device.type == "cuda" and places > 1:
+            return tuple(torch.device("cuda", place) for place in range(places))
+        return (self.device,) * places
 
     def scene(self, from_points: bool) -> tuple[Scene, GaussianSource]:
         """The cell's scene and the Gaussians it starts from: its points, or its ready (or prepared) Gaussians."""
@@ -161,15 +164,19 @@ class Job:
             bounds=source.bounds,
             extent=scene.extent,
         )
-        strategy.setup(context, source, scene.images, info.options.model_validate(self.cell.options))
+        options = info.options.model_validate(self.cell.options)
+        if remark := info.remark(options, self.cell.ranks):
+            self.notes[REMARK] = remark
+        strategy.setup(context, source, scene.images, options)
         return strategy
 
     def read_images(self, scene: Scene, views: tuple[int, ...]) -> None:
         """Bring images into the source's cache, so that no clock sees a decoder or the ray caster."""
         assert scene.images is not None
         self.phase("reading images")
-        for view in views:
-            scene.images.region(view, Rect.whole(scene.cameras[view]), self.device)
+        for device in dict.fromkeys(self.devices):
+            for view in views:
+                scene.images.region(view, Rect.whole(scene.cameras[view]), device)
 
     def phase(self, text: str) -> None:
         self._event({"event": "phase", "text": text})
@@ -204,6 +211,10 @@ class Job:
         of_rank = torch.tensor(strategy.tensor_bytes, dtype=torch.float64)
         for place, held in enumerate(self.ranks.by_rank(of_rank).flatten().tolist()):
             self.measure("peak_tensor_bytes", held, "max", place=place)
+        if self.device.type == "cuda" and len(self.devices) > 1:
+            for place, device in enumerate(self.devices):
+                self.measure("peak_memory_bytes", float(torch.cuda.max_memory_allocated(device)), "max", place=place)
+            return
         if self.device.type == "cuda":
             peak = float(torch.cuda.max_memory_allocated(self.device))
         else:

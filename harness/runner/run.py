@@ -31,7 +31,7 @@ CELLS = "cells"
 REPORT = "report"
 UNKNOWN_SECONDS = 60.0
 """What a cell is taken to need while none of its scenario has ended."""
-BUDGET = "budget"
+BUDGET = "not run: over the budget"
 OTHER_BITS = "deterministic: the Gaussians are not those of an earlier run of the cell"
 PORTABLE, COMPILED = "portable", "compiled"
 
@@ -134,15 +134,8 @@ class _Run:
     prepared: dict[str, Path | str] = field(default_factory=dict)
 
     def all(self, plan: Plan, console: Console, compile_command: Sequence[str]) -> None:
-        """Preparations, then the first repeat of every cell, the second of every cell, ...: drift of the machine hits
-        all alike."""
-        cells = [planned for planned in plan.cells if not planned.preparation]
-        repeats = [
-            (planned, repeat)
-            for repeat in range(max((planned.cell.repeats for planned in cells), default=0))
-            for planned in cells
-            if repeat < (1 if planned.skip else planned.cell.repeats)
-        ]
+        """Preparations, then repeat after repeat."""
+        repeats = in_rounds([planned for planned in plan.cells if not planned.preparation])
         missing = []
         for planned, repeat in repeats:
             if (found := self.finished.find(self.recorder.key(planned, repeat))) is not None:
@@ -266,6 +259,22 @@ class _Run:
             return None
         seconds = self.finished.longest_seconds(planned.cell.scenario) or UNKNOWN_SECONDS
         return BUDGET if time.monotonic() + seconds > self.deadline else None
+
+
+def in_rounds(cells: Sequence[Planned]) -> list[tuple[Planned, int]]:
+    """Repeats of all cells: round by round, each cell once a round, so that drift of the machine hits all alike.
+
+    Cells of more repeats begin in an earlier round and all end in the last: what matters most is through first, and a
+    budget that runs out leaves out what has one repeat.
+    """
+    needed = [1 if planned.skip else planned.cell.repeats for planned in cells]
+    rounds = max(needed, default=0)
+    return [
+        (planned, number - (rounds - count))
+        for number in range(rounds)
+        for planned, count in zip(cells, needed, strict=True)
+        if number >= rounds - count
+    ]
 
 
 def skipped(reason: str) -> Attempt:

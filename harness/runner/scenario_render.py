@@ -44,7 +44,7 @@ def rendered(job: Job, strategy: Strategy, cameras: list[Camera]) -> float:
     """Seconds of the slowest rank for the images of all cameras, each let go before the next."""
 
     def render_all() -> None:
-        for camera in cameras:
-            strategy.render(camera)
+        for _ in strategy.pictures(cameras):
+            pass
 
     return passes.timed(job, render_all)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from itertools import permutations
 
 import torch
 
@@ -28,7 +29,8 @@ from strategies.registry import strategy
 IDLE_SECONDS = 0.2
 """Of the window that shows what the counters do by themselves."""
 KNOWN_BYTES = 2 * MIN_JUDGED_BYTES
-"""That each rank sends the others in the calibration."""
+"""That each rank sends the others in the calibration, again and again."""
+KNOWN_TIMES = 8
 _ROW = 4096
 _UUID_BYTES = 64
 
@@ -42,7 +44,7 @@ class Witness:
 
     def __init__(self, job: Job, devices: Sequence[torch.device]):
         self._job, self._ranks = job, job.ranks
-        self._device = job.device
+        self._devices = tuple(dict.fromkeys(devices))
         self.present = job.device.type == "cuda"
         self._nvml: Nvml | None = None
         self._windows: list[Window] = []
@@ -151,32 +153,52 @@ class Witness:
         self.end()
         if self._nvml is not None:
             self._drift = [Drift.of(window) for window in self._windows]
-        if len(self._gpus) < 2 or len(self._gpus) != self._ranks.ranks:
+        if len(self._gpus) < 2 or len(self._gpus) != len(self._places):
             return
-        self._exchange_known(1)  # Sets connections up, which has traffic of its own.
+        rows = KNOWN_BYTES // _ROW // (len(self._places) - 1)
+        self._exchange_known(rows, 1)  # Sets connections up, which has traffic of its own.
         self.begin()
-        moved = self._exchange_known(KNOWN_BYTES // _ROW // (self._ranks.ranks - 1))
+        start = time.perf_counter()
+        moved = self._exchange_known(rows, KNOWN_TIMES)
+        for device in self._devices:
+            synchronize(device)
+        seconds = self._ranks.slowest(time.perf_counter() - start)
         self.end()
+        self._job.measure("link_bandwidth", moved * (len(self._places) - 1) / seconds, "mean")
         if self._nvml is not None:
-            ranks = self._ranks.ranks
-            verdict = self._judged(torch.full((ranks, ranks), moved, dtype=torch.int64))
+            places = len(self._places)
+            verdict = self._judged(torch.full((places, places), moved, dtype=torch.int64))
             if verdict.ratio is not None:
                 self._job.measure("wire_over_ledger", verdict.ratio, "sum", stage="calibration")
             if verdict.problem is not None:
                 self._job.invalid = f"calibration: {verdict.problem}"
 
-    def _exchange_known(self, rows: int) -> int:
-        """Every rank sends every other that many rows; the bytes from one to another."""
+    def _exchange_known(self, rows: int, times: int) -> int:
+        """Every place sends every other that many rows so many times; the bytes from one to another."""
+        if len(self._devices) > 1:
+            pairs = [
+                (
+                    torch.zeros((rows, _ROW), dtype=torch.uint8, device=a),
+                    torch.empty((rows, _ROW), dtype=torch.uint8, device=b),
+                )
+                for a, b in permutations(self._devices, 2)
+            ]
+            for _ in range(times):
+                for source, target in pairs:
+                    target.copy_(source, non_blocking=True)
+            return rows * _ROW * times
         ranks, rank = self._ranks.ranks, self._ranks.rank
         counts = [0 if other == rank else rows for other in range(ranks)]
         comm = self._ranks.comm
         sent = torch.zeros((rows * (ranks - 1), _ROW), dtype=torch.uint8, device=comm.device)
         with comm.off_the_record():
-            comm.exchange("calibration", sent, counts, counts).wait()
-        return rows * _ROW
+            for _ in range(times):
+                comm.exchange("calibration", sent, counts, counts).wait()
+        return rows * _ROW * times
 
     def _meet(self) -> None:
-        synchronize(self._device)
+        for device in self._devices:
+            synchronize(device)
         self._ranks.barrier()
 
     def _uuids(self, devices: Sequence[torch.device]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A suite becomes points: the product of its axes, its cases, its ladders, less what it excludes."""
+"""A suite becomes points: the products of its axes, its cases, its ladders, less what it excludes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ class Point:
 
 
 def expand(suite: Suite) -> list[Point]:
-    """The suite's points in the order of its file: axes (the first varies slowest), cases, ladders.
+    """The suite's points in the order of its file: products (the first axis varies slowest), cases, ladders.
 
     A suite with neither axes, cases nor ladders is the one point of its defaults.
     """
     points: list[Point] = []
-    if suite.axes or not (suite.cases or suite.ladders):
-        points += [Point(None, merged_all(suite.defaults, combination)) for combination in product(suite.axes)]
+    alone: tuple[tuple[Axis, ...], ...] = () if suite.cases or suite.ladders else ((),)
+    for axes in suite.products or alone:
+        points += [Point(None, merged_all(suite.defaults, combination)) for combination in product(axes)]
     points += [Point(case.name, merged(suite.defaults, case.settings)) for case in suite.cases]
     for ladder in suite.ladders:
         start = merged(suite.defaults, ladder.base)

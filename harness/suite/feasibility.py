@@ -69,6 +69,8 @@ def skip_reason(cell: Cell, info: StrategyInfo, machine: Machine) -> str | None:
         return f"engine gloo: for CPUs only; several GPUs need nccl{missing}"
     if reason := _unsuited_link(cell):
         return reason
+    if cell.device == "cuda" and info.gpu_kernels is not None and cell.kernels not in info.gpu_kernels:
+        return f"kernels {cell.kernels}: {info.name} computes with {' or '.join(info.gpu_kernels)} on GPUs"
     if cell.precision == "float64" and cell.kernels != "reference":
         return f"kernels {cell.kernels}: precision float64 needs reference"
     options = info.options.model_validate(cell.options)

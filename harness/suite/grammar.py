@@ -4,7 +4,7 @@ suite: 1
 name, description                     texts
 defaults: {...}                       settings of every cell
 prepare: {name: {...}}                training runs whose Gaussians cells start from (`from: name`)
-axes: {key: [values]}                 their product
+axes: {key: [values]}                 their product; or a list of such, their products one after another
 cases: [{name: ..., ...}]             single points; with `seeds: 5` one for each of so many
 ladder: {strategy, steps, ...}        an ablation, or a list of them
 exclude: [{key: value or values}]     points left out
@@ -63,14 +63,17 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite's file, understood: settings are nested mappings with places, still without a device."""
+    """A suite's file, understood: settings are nested mappings with places, still without a device.
+
+    products: the axes of each product.
+    """
 
     file: Path
     name: str
     description: str
     defaults: LocatedMap
     prepare: dict[str, LocatedMap]
-    axes: tuple[Axis, ...]
+    products: tuple[tuple[Axis, ...], ...]
     cases: tuple[Case, ...]
     ladders: tuple[Ladder, ...]
     exclude: tuple[LocatedMap, ...]
@@ -141,7 +144,7 @@ def understand(document: LocatedMap, file: Path) -> Suite:
         prepare={
             name: _settings(_map(prepare, name, "prepare."), f"prepare.{name}.", ("name", "from")) for name in prepare
         },
-        axes=_axes(_map(document, "axes", ""), "axes."),
+        products=_products(document),
         cases=cases,
         ladders=_ladders(document),
         exclude=_excludes(document),
@@ -156,8 +159,17 @@ def _settings(section: LocatedMap, prefix: str, refused: tuple[str, ...] = ()) -
     return settings
 
 
-def _axes(section: LocatedMap, prefix: str) -> tuple[Axis, ...]:
-    allowed = [key for key in validation.cell_keys() if key.split(".")[0] not in ("name", "repeats", "stop")]
+def _products(document: LocatedMap) -> tuple[tuple[Axis, ...], ...]:
+    if isinstance(document.get("axes"), LocatedList):
+        return tuple(_axes(item, f"axes[{i}].", ("repeats",)) for i, item in enumerate(_maps(document, "axes", "")))
+    axes = _axes(_map(document, "axes", ""), "axes.")
+    return (axes,) if axes else ()
+
+
+def _axes(section: LocatedMap, prefix: str, constants: tuple[str, ...] = ()) -> tuple[Axis, ...]:
+    """constants: keys that make no cells of their own, of which an axis has one value."""
+    refused = {"name", "repeats", "stop"}.difference(constants)
+    allowed = [key for key in validation.cell_keys() if key.split(".")[0] not in refused]
     axes = []
     for key, values in section.items():
         validation.check_key(key, section.key_places[key], prefix, allowed)
@@ -166,6 +178,8 @@ def _axes(section: LocatedMap, prefix: str) -> tuple[Axis, ...]:
             raise place.error(f"{prefix}{key}: value {describe(values)}; expected a list of values")
         if not values:
             raise place.error(f"{prefix}{key}: value []; expected at least one value")
+        if key in constants and len(values) > 1:
+            raise place.error(f"{prefix}{key}: value {describe(values)}; expected one value")
         for value, where in zip(values, values.places, strict=True):
             validation.check_settings(single(key, value, section.key_places[key], where), prefix)
         axes.append(Axis(key, section.key_places[key], tuple(zip(values, values.places, strict=True))))

@@ -41,7 +41,7 @@ def suite_schema() -> Schema:
     sections: Schema = {
         "defaults": {"$ref": "#/$defs/settings"},
         "prepare": {"type": "object", "additionalProperties": {"$ref": "#/$defs/settings"}},
-        "axes": {"$ref": "#/$defs/axes"},
+        "axes": {"anyOf": [{"$ref": "#/$defs/axes"}, {"type": "array", "items": {"$ref": "#/$defs/axes"}}]},
         "cases": {"type": "array", "items": {"$ref": "#/$defs/case"}},
         "ladder": {
             "anyOf": [{"$ref": "#/$defs/ladder"}, {"type": "array", "items": {"$ref": "#/$defs/ladder"}}],

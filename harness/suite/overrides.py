@@ -61,8 +61,8 @@ def override_axes(suite: Suite, overrides: list[Override]) -> tuple[Suite, list[
     """
     remaining = []
     for override in overrides:
-        axes = [*suite.axes, *(axis for ladder in suite.ladders for axis in ladder.axes)]
-        if any(axis.key == override.key for axis in axes) and _is_list_of_values(override):
+        products = [*suite.products, *(ladder.axes for ladder in suite.ladders)]
+        if any(axis.key == override.key for axes in products for axis in axes) and _is_list_of_values(override):
             if not override.value:
                 raise override.place.error(f"{override.key}: value []; expected at least one value")
             for value in override.value:
@@ -70,7 +70,7 @@ def override_axes(suite: Suite, overrides: list[Override]) -> tuple[Suite, list[
             values = tuple((value, override.place) for value in override.value)
             suite = replace(
                 suite,
-                axes=_replaced(suite.axes, override.key, values),
+                products=tuple(_replaced(axes, override.key, values) for axes in suite.products),
                 ladders=tuple(
                     replace(ladder, axes=_replaced(ladder.axes, override.key, values)) for ladder in suite.ladders
                 ),

@@ -9,16 +9,19 @@ import torch
 
 from cuda_src import operators as op
 from cuda_src.camera import TILE
-from strategies.base import Context, GaussianSource, ImageSource, StepReport
+from strategies.base import Context, GaussianSource, ImageSource
 from strategies.bytesplat.info import BytesplatOptions, refuses_training
 from strategies.bytesplat.pruning import Pruner, Sight, capacity, list_lengths
 from strategies.distribution.balance import Balance
 from strategies.distribution.gaussian_exchange import GaussianExchange
 from strategies.distribution.gaussian_level import GaussianLevel, Share
-from strategies.distribution.halo import halo_of_regions
+from strategies.distribution.halo import Halo
+from strategies.distribution.placed_regions import PlacedRegions
 from strategies.distribution.regions import cut_regions
 from strategies.info import Options
 from strategies.randomness import uniform
+from strategies.training.late_steps import Plan
+from strategies.training.schedule import sh_degree
 from strategies.views import ViewQueue
 
 _STREAM_JITTER = 3
@@ -39,26 +42,22 @@ class ByteSplat(GaussianLevel):
         self._pruned = options.prune == "off"
         self._lists = torch.zeros(3, dtype=torch.float64, device=self.device)
 
-    def step(self, queue: ViewQueue) -> StepReport:
-        ctx = self.ctx
+    def _begin(self, queue: ViewQueue) -> None:
         if not self._pruned and self._images_seen >= self.options.prune_images:
+            self.settle()
             self._prune(queue.views)
-        views = queue.take(queue.peek(ctx.batch))
-        regions = self._limited(views, self.balance.cut(views, [ctx.cameras[v] for v in views]))
-        shares, window = self._embark(views, regions, self.workspaces), self._window()
+
+    def _halo(self, placed: PlacedRegions) -> Halo | None:
         fused = self.options.raster == "fused"
-        halo = None if fused or window.kind == "l1" else halo_of_regions(regions, self.comm.rank)
-        self._depart(shares)
-        if fused:
+        return None if fused or self.options.loss_window == "l1" else placed.halo
+
+    def _compute(self, shares: Sequence[Share], halo: Halo | None, plan: Plan) -> None:
+        window = self._window(plan.images_seen)
+        if self.options.raster == "fused":
             self._raster_fused(shares, window)
         else:
             self._raster(shares, halo, window)
-        self._update(shares)
-        with ctx.clock("rebalance"):
-            self._count(shares)
-            self._learn(views, regions, shares)
-            self._redistribute()
-        return self._report(shares)
+        self._count(shares)
 
     def statistics(self) -> dict[str, float]:
         fitting, fused, tiles = self.comm.reduce("statistics", self._lists).tolist()
@@ -82,11 +81,11 @@ class ByteSplat(GaussianLevel):
             share.loss, share.cost = fused.value, partial(_work_of, fused)
             self._give_back(share, fused.gradients)
 
-    def _window(self) -> op.LossWindow:
-        """The loss's window of this step, the same on all ranks and for all its views."""
+    def _window(self, images_seen: int) -> op.LossWindow:
+        """The loss's window of a step, the same on all ranks and for all its views."""
         if not self.options.jitter:
             return op.LossWindow(self.options.loss_window)
-        counters = 2 * self._images_seen + torch.arange(2)
+        counters = 2 * images_seen + torch.arange(2)
         x, y = (uniform(self.ctx.seed, _STREAM_JITTER, counters) * op.LOSS_BLOCK).to(torch.int64).tolist()
         return op.LossWindow(self.options.loss_window, (x, y))
 
@@ -114,7 +113,8 @@ class ByteSplat(GaussianLevel):
         """This rank's part of a view, its tiles shared out evenly."""
         camera = self.ctx.cameras[view]
         regions = cut_regions([camera], [torch.ones(camera.tiles)], self.comm.ranks, "block")
-        (share,) = shares = self._embark([None], regions, [self.shared], stage="prune")
+        degree = sh_degree(self.ctx.training, self._images_seen)
+        (share,) = shares = self._embark([None], regions, [self.shared], degree, stage="prune")
         self._depart(shares)
         received = share.passage.arrive()
         bins = op.bin_splats(self.ctx.kernels, received, camera, self.shared, share.tiles)

@@ -14,10 +14,16 @@ import torch
 
 from cuda_src.camera import Camera
 from strategies.distribution.communicator import Communicator, Pending
-from strategies.distribution.regions import Regions, Unit, cut_regions
+from strategies.distribution.regions import Regions, Unit, cut_regions, largest_share
 from strategies.distribution.tile_costs import TileCosts
 
 STAGE = "balance"
+WORTH_A_CUT = 0.01
+"""Share by which new cuts have to make the largest segment smaller to take the place of a batch's last ones."""
+OFTEN, SELDOM = 4, 8
+"""Visits of a batch after which its work is learnt only every so many: it follows Gaussians that move slowly."""
+MOST_BATCHES = 4096
+"""Whose cuts are kept: shuffled batches of several views seldom come again."""
 _NANOSECONDS = 1e9
 
 
@@ -45,6 +51,10 @@ class Balance:
         self._cost = cost
         self._batches = batches
         self._costs = TileCosts()
+        self._last: dict[tuple[int, ...], Regions] = {}
+        self._visits: dict[tuple[int, ...], int] = {}
+        self._news: set[int] = set()
+        """Views of which something was learnt since they were cut."""
         self._lessons: deque[_Lesson] = deque()
         self._timed: tuple[tuple[int, ...], Regions, Callable[[], float]] | None = None
 
@@ -52,10 +62,24 @@ class Balance:
         """Regions of a batch from what is known of its views."""
         while any(view in lesson.views for lesson in self._lessons for view in views):
             self._keep(self._lessons.popleft())
+        last = self._last.get(tuple(views))
+        if last is not None and last.cameras == tuple(cameras) and not any(view in self._news for view in views):
+            return last
+        self._news.difference_update(views)
         costs = self._costs.of(views, cameras)
         if not self._learns(len(views)):
             costs = [torch.ones(c.tiles) for c in cameras]
-        return cut_regions(cameras, costs, self._comm.ranks, self._unit)
+        best = cut_regions(cameras, costs, self._comm.ranks, self._unit)
+        # What is known of a batch goes by its cuts, so they stay while others would hardly be better.
+        if last is not None and last.cameras == best.cameras:
+            total = torch.cat(costs)
+            if largest_share(last, total) <= (1 + WORTH_A_CUT) * largest_share(best, total):
+                return last
+        if len(self._last) >= MOST_BATCHES:
+            self._last.clear()
+            self._visits.clear()
+        self._last[tuple(views)] = best
+        return best
 
     def learn(
         self,
@@ -85,6 +109,9 @@ class Balance:
         """
         if self._cost != "work" or not self._learns(len(views)):
             return
+        visits = self._visits[tuple(views)] = self._visits.get(tuple(views), 0) + 1
+        if visits > OFTEN and visits % SELDOM:
+            return
         mine = torch.cat([of_view().to(torch.int64) for of_view in work])
         # All ranks send as many, so that nobody need be told how many come.
         padded = mine.new_zeros(max(regions.lengths))
@@ -103,6 +130,7 @@ class Balance:
             shares = [own[:k] for own, k in zip(every, lengths, strict=True)]
         # Segments follow one another in rank order, so the parts laid end to end are the batch's list of tiles.
         self._costs.keep(lesson.views, lesson.regions, torch.cat(shares))
+        self._news.update(lesson.views)
 
     def _learns(self, batch: int) -> bool:
         if self._cost == "off":

@@ -155,6 +155,26 @@ class Communicator(ABC):
         received = self.exchange(stage, rows, send_counts, receive_counts).wait()
         return {s: part for s, part in enumerate(received.split(receive_counts)) if s in receive}
 
+    @contextmanager
+    def accompany(
+        self, stage: str, bytes_to: Sequence[int], bytes_from: Sequence[int], metadata: bool = False
+    ) -> Iterator[None]:
+        """Inside, another library exchanges rows on the computation's own stream: so many bytes to each rank and from
+        each, by rank. They are in the ledger, held to the link's rate, and all of their time is exposed."""
+        self.ledger.add(stage, self.rank, bytes_to, metadata)
+        with self._accompanied(stage, bytes_to, bytes_from):
+            yield
+
+    @contextmanager
+    def _accompanied(self, stage: str, bytes_to: Sequence[int], bytes_from: Sequence[int]) -> Iterator[None]:
+        asked = self.now()
+        due = self._paced(1, bytes_to, bytes_from)
+        self.on_wait(stage)
+        yield
+        self.on_wait(None)
+        self.rest_until(due)
+        self.spent(stage, exposed=self.now() - asked, hidden=0.0)
+
     def mark(self) -> object | None:
         """The work queued so far, for `Terms.after`; None where an exchange is not queued behind work."""
         return None

@@ -37,13 +37,18 @@ class Tally:
         self.hidden[self.stage] = self.hidden.get(self.stage, 0.0) + took - waited
 
 
-@dataclass(frozen=True)
+@dataclass
 class Crossing:
-    """One exchange on the lane, and the events between which it ran there."""
+    """One exchange and the events between which it ran. queued: whether all of it is, its end included."""
 
     tally: Tally
     began: torch.cuda.Event
     ended: torch.cuda.Event
+    queued: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.queued and self.ended.query()
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class DeviceLane:
     ):
         self._device, self._timeout, self._on_silence, self._pace = device, timeout, on_silence, pace
         self._stream = torch.cuda.Stream(device)
+        # Asked once: the answer takes longer than the event it is for.
+        self._compute = torch.cuda.current_stream(device)
         self._pacer = torch.cuda.Stream(device)
         self._cycles = 0.0 if pace is None else cycles_per_second(device)
         self._waits: deque[Wait] = deque()
@@ -78,7 +85,7 @@ class DeviceLane:
 
     def mark(self) -> torch.cuda.Event:
         """The computation queued so far."""
-        return _mark(torch.cuda.current_stream(self._device))
+        return _mark(self._compute)
 
     @contextmanager
     def crossing(self, tally: Tally, size: int, after: torch.cuda.Event | None = None) -> Iterator[Crossing]:
@@ -87,19 +94,28 @@ class DeviceLane:
         self._stream.wait_event(after or self.mark())
         with torch.cuda.stream(self._stream):
             one = Crossing(tally, _mark(self._stream), torch.cuda.Event(enable_timing=True))
-            if self._pace is not None:
-                self._pacer.wait_event(one.began)
-                with torch.cuda.stream(self._pacer):
-                    torch.cuda._sleep(int(size / self._pace * self._cycles))
-            yield one
-            if self._pace is not None:
-                self._stream.wait_stream(self._pacer)
+            with self._paced(size, one.began, self._stream):
+                yield one
             one.ended.record(self._stream)
+        one.queued = True
         self._watched.append(one)
+
+    @contextmanager
+    def inline(self, tally: Tally, size: int) -> Iterator[None]:
+        """Inside, an exchange is queued on the computation's own stream, which stands still for it; the host may wait
+        there for what comes. size: as above."""
+        compute = self._compute
+        one = Crossing(tally, _mark(compute), torch.cuda.Event(enable_timing=True))
+        self._watched.append(one)
+        with self._paced(size, one.began, compute):
+            yield
+        one.ended.record(compute)
+        one.queued = True
+        self._keep(Wait(tally, one.began, one.ended, lambda: one.began.elapsed_time(one.ended) * 1e-3))
 
     def join(self, one: Crossing) -> None:
         """The computation queued from here on waits for the exchange."""
-        compute = torch.cuda.current_stream(self._device)
+        compute = self._compute
         asked = _mark(compute)
         compute.wait_event(one.ended)
         self._keep(Wait(one.tally, asked, _mark(compute), lambda: one.began.elapsed_time(one.ended) * 1e-3))
@@ -108,7 +124,7 @@ class DeviceLane:
     def standstill(self, tally: Tally, took: Callable[[], float]) -> Iterator[None]:
         """Inside, the host waits for something that it needs to go on; the computation's stream runs dry meanwhile, or
         does not. took: seconds of what is waited for, asked afterwards."""
-        compute = torch.cuda.current_stream(self._device)
+        compute = self._compute
         asked = _mark(compute)
         yield
         self._keep(Wait(tally, asked, _mark(compute), took))
@@ -119,6 +135,18 @@ class DeviceLane:
 
     def close(self) -> None:
         self._closed.set()
+
+    @contextmanager
+    def _paced(self, size: int, began: torch.cuda.Event, stream: torch.cuda.Stream) -> Iterator[None]:
+        """What is queued inside on the stream ends there no earlier than so many bytes after `began` allow."""
+        if self._pace is None:
+            yield
+            return
+        self._pacer.wait_event(began)
+        with torch.cuda.stream(self._pacer):
+            torch.cuda._sleep(int(size / self._pace * self._cycles))
+        yield
+        stream.wait_stream(self._pacer)
 
     def _keep(self, one: Wait) -> None:
         self._waits.append(one)
@@ -141,7 +169,7 @@ class DeviceLane:
         current, since = None, 0.0
         while not self._closed.wait(WATCH_SECONDS):
             try:
-                while self._watched and self._watched[0].ended.query():
+                while self._watched and self._watched[0].over:
                     self._watched.popleft()
                 oldest = self._watched[0] if self._watched else None
                 begun = oldest is not None and oldest.began.query()

@@ -18,6 +18,7 @@ from cuda_src.exchange import (
     SENT_INSTANCES,
     SENT_RECORDS,
     Hole,
+    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
@@ -31,7 +32,9 @@ from cuda_src.layout import GRADIENT, GRADIENT_STRIDE, RECORD
 from cuda_src.operators import KernelSet, Splats
 from cuda_src.workspace import Workspace
 from strategies.distribution.codec import CODECS, Incoming, Outgoing
+from strategies.distribution.codec import STAGE as RETURN_STAGE
 from strategies.distribution.communicator import Communicator, Terms
+from strategies.distribution.passage_rooms import PassageRoom
 
 FORWARD_BYTES = 44
 """mean2D 2, conic 3, opacity 1, colour 3, depth and radius: 11 float32."""
@@ -73,8 +76,9 @@ class Passage:
     """One view's records on their way to the ranks whose tiles they touch, and their gradients on the way back.
 
     Used in this order, by all ranks alike: made, which counts and packs what this rank sends and waits for nothing;
-    `fits` and `depart`, which need all ranks' counts on the host; `arrive`, `give_back`, `collect`. Between them comes
-    whatever need not wait: that is what an exchange hides behind. workspace: of the view, holds what is under way.
+    `fits` and `depart`, which need all ranks' counts on the host unless there is a room; `arrive`, `give_back`,
+    `collect`. Between them comes whatever need not wait: that is what an exchange hides behind. With a room nothing
+    waits, and `settle` follows once the counts are there. workspace: of the view, holds what is under way.
     """
 
     def __init__(
@@ -87,46 +91,55 @@ class Passage:
         depth_limit: torch.Tensor | None = None,
         min_opacity: float = 0.0,
         stage: str = "exchange_forward",
+        room: PassageRoom | None = None,
     ) -> None:
         """splats: of this rank's Gaussians. owners: rank of each tile, [tiles] int32. min_opacity: of what is sent."""
-        self.splats, self.stage = splats, stage
+        self.splats, self.stage, self.room = splats, stage, room
         self._exchange, self._work = exchange, workspace
         comm, kernels = exchange.comm, exchange.kernels
-        self._routing = route_splats(kernels, splats, camera, owners, comm.ranks, workspace, depth_limit, min_opacity)
+        self._routing = route_splats(
+            kernels, splats, camera, owners, comm.ranks, workspace, depth_limit, min_opacity,
+            None if room is None else room.to(comm.rank),
+        )  # fmt: skip
         # All of a rank's counts to every rank: so that its own come back to its host with the others'.
         counts = self._routing.counts.reshape(1, -1).expand(comm.ranks, -1)
         self._coming_counts = comm.counts(stage, counts)
         self._counts: torch.Tensor | None = None
-        held = workspace.capacity("exchange.wire", kernels.dtype) // exchange.width
-        self._pack(max(held, splats.count + splats.count // _SPARE_RECORDS))
+        if room is not None:
+            self._to, self._from = room.to(comm.rank), room.into(comm.rank)
+            self._pack(sum(self._to))
+        else:
+            held = workspace.capacity("exchange.wire", kernels.dtype) // exchange.width
+            self._pack(max(held, splats.count + splats.count // _SPARE_RECORDS))
         self._packed = comm.mark()
 
     @property
     def fits(self) -> bool:
         """Whether every rank's room was large enough for its splats; if not, all ranks make the passage anew."""
-        return not bool(self._table[:, :, OVERFLOWED].any())
+        return not bool(self.counts[:, :, OVERFLOWED].any())
 
     @property
     def visible(self) -> int:
         """This rank's splats that are drawn."""
-        own = self._table[self._exchange.comm.rank, 0]
+        own = self.counts[self._exchange.comm.rank, 0]
         return int(own[OWN_SPLATS] - own[OWN_UNDRAWN])
 
     @property
     def needed(self) -> int:
         """Splats that a room must hold."""
-        return int(self._table[self._exchange.comm.rank, 0, OWN_SPLATS])
+        return int(self.counts[self._exchange.comm.rank, 0, OWN_SPLATS])
 
     @property
     def instances(self) -> int:
         """Tile instances of what arrives among this rank's tiles."""
-        return int(self._table[:, self._exchange.comm.rank, SENT_INSTANCES].sum())
+        return int(self.counts[:, self._exchange.comm.rank, SENT_INSTANCES].sum())
 
     def depart(self) -> None:
         """Start the exchange of records. This rank's own take their place meanwhile."""
         exchange, comm, work = self._exchange, self._exchange.comm, self._work
-        records = self._table[:, :, SENT_RECORDS]
-        self._to, self._from = records[comm.rank].tolist(), records[:, comm.rank].tolist()
+        if self.room is None:
+            records = self.counts[:, :, SENT_RECORDS]
+            self._to, self._from = records[comm.rank].tolist(), records[:, comm.rank].tolist()
         sent, came, width = sum(self._to), sum(self._from), exchange.width
         self._hole = Hole(sum(self._from[: comm.rank]), self._to[comm.rank])
         after, into = self._packed, None
@@ -169,6 +182,9 @@ class Passage:
         rows = self._work.take("exchange.returned", (sum(self._from), SENT_GRADIENTS), gradients.dtype)
         pack_gradients(exchange.kernels, gradients, hole, rows, exchange.counted_zeros)
         exchange.records += len(rows)
+        if self.room is not None:
+            assert self.splats.overflow is not None
+            flag_gradients(exchange.kernels, self.splats.overflow, self._from, exchange.comm.rank, rows)
         self._gradients = None if exchange.codec.moves_own else gradients
         outgoing = Outgoing(rows, torch.tensor(self._from)[:, None], [view], self._ids)
         self._returning = exchange.codec.send(exchange.comm, outgoing, torch.tensor(self._to)[:, None])
@@ -198,8 +214,19 @@ class Passage:
             total.index_add_(0, self._routing.splats_to(rank), part)
         return total
 
+    def settle(self) -> None:
+        """Of a passage with a room: what its rows did not hold counts for nothing."""
+        exchange, rank = self._exchange, self._exchange.comm.rank
+        records = self.counts[:, :, SENT_RECORDS]
+        gone = [room - n for room, n in zip(self._to, records[rank].tolist(), strict=True)]
+        came = [room - n for room, n in zip(self._from, records[:, rank].tolist(), strict=True)]
+        exchange.records -= sum(came)
+        exchange.counted_zeros -= sum(came) - came[rank]
+        exchange.comm.ledger.add_unused(self.stage, rank, [FORWARD_BYTES * n for n in gone])
+        exchange.comm.ledger.add_unused(RETURN_STAGE, rank, [BACKWARD_BYTES * n for n in came])
+
     @property
-    def _table(self) -> torch.Tensor:
+    def counts(self) -> torch.Tensor:
         """All ranks' counts, [source, destination, ROUTE_COUNTS] on the host; waits for them once."""
         if self._counts is None:
             ranks = self._exchange.comm.ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,35 +18,43 @@ from strategies.distribution.balance import Balance
 from strategies.distribution.exchange_options import ExchangeOptions
 from strategies.distribution.gaussian_exchange import GaussianExchange, Passage
 from strategies.distribution.halo import Halo, exchange_halo
+from strategies.distribution.late_batches import FlagCopy, LateBatch, outcome_of
 from strategies.distribution.migration import migrate
 from strategies.distribution.ownership import dealt_owners, owned_ids, random_owners
+from strategies.distribution.passage_rooms import PassageRoom, PassageRooms
+from strategies.distribution.placed_regions import PlacedRegions, PlacedRegionsKept
 from strategies.distribution.regions import Regions
 from strategies.distribution.segment_time import SegmentTime
 from strategies.distribution.tile_costs import tile_work
 from strategies.distribution.tile_lists import TileLists
 from strategies.gaussians import Gaussians
 from strategies.info import Options
+from strategies.training.late_steps import Outcome, Plan, StepQueue, report_of
 from strategies.training.occlusion import OcclusionHistory
 from strategies.training.optimizer import RowAdam
 from strategies.training.rooms import Rooms
 from strategies.training.schedule import sh_degree
+from strategies.views import ViewQueue
 
 
 @dataclass
 class Share:
     """A rank's share of one view of a batch, and what has been made of it so far.
 
-    view: its number, None for one without. tiles: this rank's, [k] int32, and owners: the rank of every tile, [tiles]
-    int32, on the device. limit: greatest depth of each tile. splats: those that arrived. loss: 0-d, of the tiles. cost:
-    of the tiles, [k], see `tile_work`.
+    view: its number, None for one without. degree: of the harmonics. tiles: this rank's, [k] int32, and owners: the
+    rank of every tile, [tiles] int32, on the device. limit: greatest depth of each tile. room: of its passage; None
+    where the host reads counts. splats: those that arrived. loss: 0-d, of the tiles. cost: of the tiles, [k], see
+    `tile_work`.
     """
 
     view: int | None
     camera: Camera
+    degree: int
     tiles: torch.Tensor
     owners: torch.Tensor
     limit: torch.Tensor | None
     work: Workspace
+    room: PassageRoom | None
     passage: Passage = field(init=False)
     splats: op.Splats = field(init=False)
     bins: op.Bins = field(init=False)
@@ -55,11 +64,23 @@ class Share:
 
 
 class GaussianLevel(Strategy):
-    """Owns rows, renders regions; a subclass sets `balance` and `exchange` up and writes `step`."""
+    """Owns rows, renders regions; a subclass sets `balance` and `exchange` up, and says how it computes.
+
+    Where kernels take rooms and gradients return as they are, a batch that was visited before is queued without waiting
+    for any count (strategies/distribution/late_batches.py); whatever reads the Gaussians settles such batches first.
+    """
 
     balance: Balance
     exchange: GaussianExchange
     min_opacity = 0.0
+
+    @abstractmethod
+    def _halo(self, placed: PlacedRegions) -> Halo | None:
+        """The pixels that windows of the loss need from other ranks; None where they need none."""
+
+    @abstractmethod
+    def _compute(self, shares: Sequence[Share], halo: Halo | None, plan: Plan) -> None:
+        """Forward, loss and backward of this rank's tiles of every view."""
 
     def setup(self, ctx: Context, source: GaussianSource, images: ImageSource, options: Options) -> None:
         assert isinstance(options, ExchangeOptions)
@@ -73,18 +94,84 @@ class GaussianLevel(Strategy):
         self.optimizer = RowAdam(ctx.training, ctx.kernels, ctx.extent, self.shared)
         self.occlusion = OcclusionHistory(ctx.training)
         # Hidden Gaussians are taken out of a view's splats by number, which the host must know.
-        self.rooms = Rooms(self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
+        self.rooms = Rooms[int](self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
         self.lists = TileLists(ctx.kernels, self.device)
+        self.late = None if self.rooms is None else StepQueue(self.rooms.overflow, self._exactly)
+        self.batch_rooms = PassageRooms()
+        self.placed = PlacedRegionsKept(ctx.world.rank, self.device)
+        self._idle_flags: list[FlagCopy] = []
         self.segment_time = SegmentTime(ctx.comm, options.balance == "measured")
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
         self._view_numbers = {id(camera): view for view, camera in enumerate(ctx.cameras)}
         self._redistribution = options.redistribute, options.redistribute_images
         self._images_seen = 0
 
+    def step(self, queue: ViewQueue) -> StepReport:
+        self._begin(queue)
+        plan = Plan(tuple(queue.take(queue.peek(self.ctx.batch))), self._images_seen)
+        self._images_seen += len(plan.views)
+        regions = self._regions(plan.views)
+        by_counts = self.late is None or self.exchange.codec.moves_own  # A codec's bytes follow from exact counts.
+        rooms = None if by_counts else self.batch_rooms.of(plan.views, regions)
+        if self.late is None or rooms is None:
+            self.settle()
+            done = self._exactly(plan, regions)
+            report = StepReport(len(plan.views), 1, done.loss, done.visible_gaussians, done.tile_instances)
+        else:
+            report = report_of(len(plan.views), self.late.put(self._queued(plan, regions, rooms)))
+        with self.ctx.clock("rebalance"):
+            self._redistribute()
+        return report
+
+    def _begin(self, queue: ViewQueue) -> None:
+        """What comes before a step."""
+
+    def _queued(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom]) -> LateBatch:
+        """A step that nobody has waited for."""
+        assert self.rooms is not None
+        shares = self._train(plan, regions, rooms)
+        flag = self._idle_flags.pop() if self._idle_flags else FlagCopy(self.device)
+        flag.send(self.rooms.overflow)
+        passages, losses = [share.passage for share in shares], [share.loss for share in shares]
+        return LateBatch(plan, regions, passages, losses, flag, self.batch_rooms, self._idle_flags)
+
+    def _exactly(self, plan: Plan, regions: Regions | None = None) -> Outcome:
+        """One step with the counts that the host reads."""
+        regions = regions or self._regions(plan.views)
+        shares = self._train(plan, regions, [None] * len(plan.views))
+        passages = [share.passage for share in shares]
+        if self.late is not None and not self.exchange.codec.moves_own:
+            self.batch_rooms.learn(plan.views, regions, [passage.counts for passage in passages])
+        return outcome_of(passages, [share.loss for share in shares])
+
+    def _train(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom | None]) -> list[Share]:
+        """All views of a step, and the optimizer."""
+        degree = sh_degree(self.ctx.training, plan.images_seen)
+        shares = self._embark(plan.views, regions, self.workspaces, degree, rooms)
+        halo = self._halo(self.placed.of(regions))
+        self._depart(shares)
+        self._compute(shares, halo, plan)
+        self._update(shares, plan.images_seen + len(plan.views))
+        with self.ctx.clock("rebalance"):
+            self._learn(plan.views, regions, shares)
+        return shares
+
+    def _regions(self, views: Sequence[int]) -> Regions:
+        """Who renders what of the batch, and how deep, from what the last visits say."""
+        regions = self.balance.cut(views, [self.ctx.cameras[view] for view in views])
+        return replace(regions, limits=tuple(map(self.occlusion.limits, views))) if self.occlusion.on else regions
+
+    def settle(self) -> None:
+        if self.late is not None:
+            self.late.settle()
+
     def render(self, camera: Camera) -> torch.Tensor | None:
+        self.settle()
         view = self._view_numbers.get(id(camera))
         regions = self.balance.cut([-1 if view is None else view], [camera])
-        (share,) = shares = self._embark([view], regions, [self.shared])
+        (share,) = shares = self._embark(
+            [view], regions, [self.shared], sh_degree(self.ctx.training, self._images_seen)
+        )
         self._depart(shares)
         self._composite(shares)
         self._put_in_order(shares)
@@ -95,9 +182,11 @@ class GaussianLevel(Strategy):
         return None if whole is None else whole.clamp(0, 1)
 
     def shards(self) -> Iterator[Shard]:
+        self.settle()
         return self.gaussians.shards()
 
     def load(self, reader: ShardReader) -> None:
+        self.settle()
         everything = Gaussians.from_reader(reader, self.device, self.ctx.kernels.dtype)
         owner = random_owners(everything.ids, self.comm.ranks, self.ctx.seed, 0)
         self._own(everything.rows(owner == self.comm.rank))
@@ -110,12 +199,7 @@ class GaussianLevel(Strategy):
     @property
     def tensor_bytes(self) -> list[int]:
         works = sum(w.peak_bytes for w in (*self.workspaces, self.shared))
-        return [self.gaussians.bytes + works + self.exchange.codec.bytes]
-
-    @property
-    def degree(self) -> int:
-        """Active degree of the spherical harmonics."""
-        return sh_degree(self.ctx.training, self._images_seen)
+        return [self.gaussians.bytes + works + self.exchange.codec.bytes + self.placed.bytes]
 
     def statistics(self) -> dict[str, float]:
         exchange = self.exchange
@@ -129,26 +213,29 @@ class GaussianLevel(Strategy):
         views: Sequence[int | None],
         regions: Regions,
         works: Sequence[Workspace],
+        degree: int,
+        rooms: Sequence[PassageRoom | None] = (None,),
         stage: str = "exchange_forward",
     ) -> list[Share]:
         """Project this rank's Gaussians for every view, and pack each splat for the ranks whose tiles it touches.
 
         Nobody waits: what the host does before `_depart` costs nothing as long as the device has this to do.
         """
-        owners, rank = regions.owners(self.device), self.comm.rank
-        shares = []
-        for number, (view, camera, work) in enumerate(zip(views, regions.cameras, works, strict=True)):
-            own, limit = regions.segment(rank, number), regions.limit(number)
-            tiles = work.take("share.tiles", (len(own),), torch.int32)
-            torch.arange(own.start, own.stop, out=tiles)
-            shares.append(Share(view, camera, tiles, owners[number], limit, work))
-            self._pack(shares[-1], self._room(view), stage)
+        placed, shares = self.placed.of(regions), []
+        for number, (view, camera, work, room) in enumerate(zip(views, regions.cameras, works, rooms, strict=True)):
+            tiles, owners, limit = placed.tiles[number], placed.owners[number], regions.limit(number)
+            shares.append(Share(view, camera, degree, tiles, owners, limit, work, room))
+            self._pack(shares[-1], self._room(view, room), stage)
         return shares
 
     def _depart(self, shares: Sequence[Share]) -> None:
         """Start the exchanges of records: one view's cross while the next is still projected."""
         for share in shares:
             stage = share.passage.stage
+            if share.room is not None:
+                with self.ctx.clock(stage):
+                    share.passage.depart()
+                continue
             with self.ctx.clock(stage):
                 fits = share.passage.fits
             if not fits:
@@ -168,7 +255,7 @@ class GaussianLevel(Strategy):
         kernels, camera, work = self.ctx.kernels, share.camera, share.work
         with self.ctx.clock("project"):
             rows, bounds = self.gaussians.parameters, self.gaussians.bounds(kernels)
-            splats = op.project(kernels, rows, self.gaussians.ids, camera, self.degree, work, room, bounds)
+            splats = op.project(kernels, rows, self.gaussians.ids, camera, share.degree, work, room, bounds)
             if share.limit is not None:
                 anywhere = torch.zeros_like(share.owners)
                 shown = route_splats(kernels, splats, camera, anywhere, 1, work, share.limit).splats_to(0)
@@ -176,11 +263,14 @@ class GaussianLevel(Strategy):
                 splats = op.Splats(splats.rows[shown], splats.ids[shown], records)
         with self.ctx.clock(stage):
             share.passage = Passage(
-                self.exchange, splats, camera, share.owners, work, share.limit, self.min_opacity, stage
+                self.exchange, splats, camera, share.owners, work, share.limit, self.min_opacity, stage, share.room
             )
 
-    def _room(self, view: int | None) -> op.Room | None:
+    def _room(self, view: int | None, passage: PassageRoom | None) -> op.Room | None:
         """What the view's splats needed at its last visit, where kernels can make use of it."""
+        if passage is not None:
+            assert self.rooms is not None
+            return op.Room(passage.splats[self.comm.rank], 0, self.rooms.overflow)
         rooms = None if self.rooms is None or view is None else self.rooms.of([view])
         return None if rooms is None else rooms[0]
 
@@ -195,6 +285,11 @@ class GaussianLevel(Strategy):
     def _list(self, share: Share) -> None:
         """Instances of this rank's tiles."""
         with self._segment("bin"):
+            if share.room is not None:
+                assert self.rooms is not None
+                room = op.Room(share.splats.count, share.room.instances[self.comm.rank], self.rooms.overflow)
+                share.bins = self.lists.list_in(room, share.splats, share.camera, share.tiles, share.work)
+                return
             share.bins = self.lists.list(
                 share.view, share.splats, share.passage.instances, share.camera, share.tiles, share.work, share.limit
             )
@@ -245,10 +340,6 @@ class GaussianLevel(Strategy):
         with self.ctx.clock("exchange_backward"):
             share.passage.give_back(gradients, share.view)
 
-    def _limited(self, views: Sequence[int], regions: Regions) -> Regions:
-        """These regions with what the last visits say of how deep their tiles are to be rendered."""
-        return replace(regions, limits=tuple(self.occlusion.limits(v) for v in views))
-
     def _learn(self, views: Sequence[int], regions: Regions, shares: Sequence[Share]) -> None:
         """Tell all ranks what this rank's tiles cost, and how deep they are to be rendered at the next visit."""
         self.balance.learn(views, regions, self.segment_time.take(), [share.cost for share in shares])
@@ -268,24 +359,17 @@ class GaussianLevel(Strategy):
         whole = Rect.whole(share.camera)
         return self.images.region(share.view, whole, self.device), self.images.mask(share.view, whole, self.device)
 
-    def _update(self, shares: Sequence[Share]) -> None:
-        """Move this rank's Gaussians by the gradients of its splats of every view."""
+    def _update(self, shares: Sequence[Share], images_seen: int) -> None:
+        """Move this rank's Gaussians by the gradients of its splats of every view. images_seen: with this step's."""
         clock = self.ctx.clock
         for share in shares:
             with clock("exchange_backward"):
                 partial = share.passage.collect()
             with clock("project_backward"):
-                splats, camera, degree = share.passage.splats, share.camera, self.degree
+                splats, camera, degree = share.passage.splats, share.camera, share.degree
                 self.optimizer.add_splats(self.gaussians, splats, camera, degree, partial, share.work)
         with clock("optimize"):
-            self._images_seen += self.ctx.batch
-            self.optimizer.step(self.gaussians, self._images_seen)
-
-    def _report(self, shares: Sequence[Share]) -> StepReport:
-        """What the step did: this rank's share of the batch's mean loss, its visible Gaussians, instances rendered."""
-        loss = torch.stack([share.loss for share in shares]).mean()
-        visible = sum(share.passage.visible for share in shares)
-        return StepReport(self.ctx.batch, 1, loss, visible, sum(share.bins.instances for share in shares))
+            self.optimizer.step(self.gaussians, images_seen)
 
     def _gather_image(self, regions: Regions, image: torch.Tensor) -> torch.Tensor | None:
         """The whole image of a batch of one on rank 0: every rank sends the pixels of its own tiles there."""
@@ -311,6 +395,7 @@ class GaussianLevel(Strategy):
         due = self._images_seen // every > (self._images_seen - self.ctx.batch) // every
         if how == "off" or not due:
             return
+        self.settle()
         if how == "random":
             owner = random_owners(self.gaussians.ids, self.comm.ranks, self.ctx.seed, self._images_seen)
         else:
@@ -321,6 +406,7 @@ class GaussianLevel(Strategy):
         """These Gaussians from here on: what was learnt of the sizes of views no longer holds."""
         self.gaussians = gaussians
         self.lists.clear()
+        self.batch_rooms.clear()
         if self.rooms is not None:
             self.rooms.clear()
 

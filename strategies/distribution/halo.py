@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -22,19 +22,30 @@ class PixelOwners(Protocol):
     """Any partition of a batch's images into pixels of ranks, known to all of them."""
 
     def pixel_owner(self, view: int) -> torch.Tensor:
-        """Rank of each pixel of that view of the batch, [H, W] int64."""
+        """Rank of each pixel of that view of the batch, [H, W] int64, on the host or where the images lie."""
         ...
 
 
 @dataclass(frozen=True)
 class Halo:
-    """Which pixels a rank gives and takes, by other rank, then view: their numbers in it, [n] int64 on the host.
+    """Which pixels a rank gives and takes, by other rank, then view: their numbers in it, [n] int64, all of them on the
+    host or all where the images lie.
 
     Nothing but values travels: what one gives is what the other takes, in the same order.
     """
 
     gives: Sequence[Sequence[torch.Tensor]]
     takes: Sequence[Sequence[torch.Tensor]]
+    _placed: dict[torch.device, tuple[torch.Tensor, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def placed(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """All of them, gives before takes, on that device, where they stay: nobody waits."""
+        if device not in self._placed:
+            every = [numbers for of_rank in (*self.gives, *self.takes) for numbers in of_rank]
+            numbers = torch.cat(every)
+            there = numbers if numbers.device == device else queued_copy(numbers, device)
+            self._placed[device] = there.split([len(of_view) for of_view in every])
+        return self._placed[device]
 
 
 def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
@@ -46,10 +57,10 @@ def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
 
 def halo_of_pixels(owners: PixelOwners, rank: int, ranks: int, views: int) -> Halo:
     """The halo of a rank in any partition, from masks of whole images."""
-    none = torch.empty(0, dtype=torch.int64)
+    of_views = [owners.pixel_owner(view) for view in range(views)]
+    none = of_views[0].new_empty(0)
     gives, takes = ([[none] * views for _ in range(ranks)] for _ in range(2))
-    for view in range(views):
-        owner = owners.pixel_owner(view)
+    for view, owner in enumerate(of_views):
         mine = owner == rank
         if not bool(mine.any()):
             continue
@@ -116,13 +127,11 @@ def exchange_halo(comm: Communicator, stage: str, halo: Halo, images: Sequence[t
 
     images: by view [H, W, 3] contiguous, this rank's pixels filled in; the halo is written in place.
     """
-    device = images[0].device
-    every = [numbers for of_rank in (*halo.gives, *halo.takes) for numbers in of_rank]
-    views = len(images)
-    placed = queued_copy(torch.cat(every), device).split([len(numbers) for numbers in every])
-    gives, takes = placed[: len(every) // 2], placed[len(every) // 2 :]
+    views, placed = len(images), halo.placed(images[0].device)
+    gives, takes = placed[: len(placed) // 2], placed[len(placed) // 2 :]
     pixels = [image.view(-1, 3) for image in images]
-    send = torch.cat([pixels[i % views][numbers] for i, numbers in enumerate(gives)])
+    parts = [pixels[i % views][numbers] for i, numbers in enumerate(gives) if len(numbers)]
+    send = torch.cat(parts) if parts else pixels[0][:0]
     to, back = ([sum(map(len, of_rank)) for of_rank in side] for side in (halo.gives, halo.takes))
     received = comm.exchange(stage, send, to, back).wait()
     for i, (numbers, part) in enumerate(zip(takes, received.split([len(t) for t in takes]), strict=True)):

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import accumulate
 from time import perf_counter
@@ -96,8 +98,9 @@ class NcclCommunicator(Communicator):
         size = most * math.prod(send.shape[1:]) * send.element_size()
         after = terms.after if isinstance(terms.after, torch.cuda.Event) else None
         with lane.crossing(self._tally(stage), size, after) as crossing:
-            for work in self._post(send, received, out, back, terms.own):
-                work.wait()  # The lane's stream, not the host.
+            _all_to_others(send, received, out, back, own)
+            if terms.own:
+                received[back[own]].copy_(send[out[own]])
 
         def join() -> torch.Tensor:
             lane.join(crossing)
@@ -108,10 +111,22 @@ class NcclCommunicator(Communicator):
         kept = [send]
         return Transfer(join, timed=True)
 
+    @contextmanager
+    def _accompanied(self, stage: str, bytes_to: Sequence[int], bytes_from: Sequence[int]) -> Iterator[None]:
+        if self._lane is None:
+            with super()._accompanied(stage, bytes_to, bytes_from):
+                yield
+            return
+        size = max(sum(sizes) - sizes[self.rank] for sizes in (bytes_to, bytes_from))
+        self.on_wait(stage)
+        with self._lane.inline(self._tally(stage), size):
+            yield
+        self.on_wait(None)
+
     def _post(
         self, send: torch.Tensor, received: torch.Tensor, out: list[slice], back: list[slice], own: bool
     ) -> list[dist.Work]:
-        """Send and receive all that goes to and comes from others as one group. own: copy the rank's own rows too."""
+        """On a CPU, what goes to and comes from others. own: copy the rank's own rows too."""
         calls = []
         for peer in range(self.ranks):
             if peer == self.rank:
@@ -165,6 +180,25 @@ def connect(timeout: float, pace: float | None = None) -> NcclCommunicator:
     dist.init_process_group("nccl", timeout=limit, device_id=device, pg_options=options)
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     return NcclCommunicator(device, hosts, timeout, pace)
+
+
+def _all_to_others(send: torch.Tensor, received: torch.Tensor, out: list[slice], back: list[slice], own: int) -> None:
+    """Each rank's rows to it, and its own from it, but for the rank's own to itself.
+
+    As one call: point-to-point calls of one's own making take the host many times as long.
+    """
+    ranks = len(out)
+    if ranks == 2:  # What goes to the only other one is a run of rows, and that call takes the host the least.
+        peer = 1 - own
+        to, come = [0, 0], [0, 0]
+        to[peer], come[peer] = (bounds.stop - bounds.start for bounds in (out[peer], back[peer]))
+        dist.all_to_all_single(received[back[peer]], send[out[peer]], come, to)
+    elif ranks > 2:
+        rows_to, rows_from = ([rows[:0]] * ranks for rows in (send, received))
+        for rank in range(ranks):
+            if rank != own:
+                rows_to[rank], rows_from[rank] = send[out[rank]], received[back[rank]]
+        dist.all_to_all(rows_from, rows_to)
 
 
 def _bounds(counts: list[int]) -> list[slice]:

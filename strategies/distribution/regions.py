@@ -87,6 +87,12 @@ class Regions:
         return pixels[: camera.height, : camera.width]
 
 
+def largest_share(regions: Regions, costs: torch.Tensor) -> float:
+    """Of the tiles' costs, [tiles of the batch], what the rank with most has."""
+    parts = costs.split(regions.lengths)
+    return max(float(part.sum()) for part in parts)
+
+
 def queued_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A host tensor on the device, for work that is queued from here on; nobody waits."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -42,11 +42,8 @@ class TileLists:
         kernels = self._kernels
         if not self._rooms or view is None or view in self._exact or splats.count == 0:
             return bin_splats(kernels, splats, camera, work, tiles, depth_limit=depth_limit)
-        live = work.zeros("listed.live", (2,), torch.int64)
-        live[0].fill_(splats.count)
         room = Room(splats.count, instances, self._unordered)
-        splats = replace(splats, live=live, overflow=self._unordered)
-        bins = bin_splats(kernels, splats, camera, work, tiles, depth_limit=depth_limit, room=room)
+        bins = self.list_in(room, splats, camera, tiles, work, depth_limit)
         flag = (
             self._idle.pop() if self._idle else torch.empty(1, dtype=torch.int32, pin_memory=self._copied is not None)
         )
@@ -55,6 +52,21 @@ class TileLists:
             self._copied.record()
         self._asked.append((view, flag))
         return bins
+
+    def list_in(
+        self,
+        room: Room,
+        splats: Splats,
+        camera: Camera,
+        tiles: torch.Tensor,
+        work: Workspace,
+        depth_limit: torch.Tensor | None = None,
+    ) -> Bins:
+        """Lists in a room that may turn out too small: its flag is the caller's to look at. It has all the splats."""
+        count = splats.count
+        live = work.kept(("listed.live", count), lambda: torch.tensor([count, 0], device=splats.records.device))
+        splats = replace(splats, live=live, overflow=room.overflow)
+        return bin_splats(self._kernels, splats, camera, work, tiles, depth_limit=depth_limit, room=room)
 
     def unordered(self) -> set[int]:
         """Views listed since the last call whose lists are not in order; waits until all of them are there."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from strategies.base import Context, GaussianSource, ImageSource, StepReport
+from collections.abc import Sequence
+
+from strategies.base import Context, GaussianSource, ImageSource
 from strategies.distribution.balance import Balance
 from strategies.distribution.gaussian_exchange import GaussianExchange
-from strategies.distribution.gaussian_level import GaussianLevel
-from strategies.distribution.halo import halo_of_regions
+from strategies.distribution.gaussian_level import GaussianLevel, Share
+from strategies.distribution.halo import Halo
+from strategies.distribution.placed_regions import PlacedRegions
 from strategies.grendel.info import GrendelOptions
 from strategies.info import Options
-from strategies.views import ViewQueue
+from strategies.training.late_steps import Plan
 
 
 class Grendel(GaussianLevel):
@@ -23,15 +26,8 @@ class Grendel(GaussianLevel):
         self.exchange = GaussianExchange(ctx.comm, ctx.kernels, options.record == "64", options.codec)
         self.balance = Balance(ctx.comm, options.unit, options.balance, options.balance_batches)
 
-    def step(self, queue: ViewQueue) -> StepReport:
-        views = queue.take(queue.peek(self.ctx.batch))
-        regions = self._limited(views, self.balance.cut(views, [self.ctx.cameras[v] for v in views]))
-        shares = self._embark(views, regions, self.workspaces)
-        halo = halo_of_regions(regions, self.comm.rank) if self.options.ssim_halo == "exact" else None
-        self._depart(shares)
+    def _halo(self, placed: PlacedRegions) -> Halo | None:
+        return placed.halo if self.options.ssim_halo == "exact" else None
+
+    def _compute(self, shares: Sequence[Share], halo: Halo | None, plan: Plan) -> None:
         self._raster(shares, halo)
-        self._update(shares)
-        with self.ctx.clock("rebalance"):
-            self._learn(views, regions, shares)
-            self._redistribute()
-        return self._report(shares)

@@ -18,8 +18,9 @@ class GsplatOptions(Options):
     """How gsplat is called; everything else is as its own trainer does it."""
 
     packed: bool = False
-    """Whether what lies between its kernels holds the visible Gaussians alone. Its documentation calls packed the one
-    that saves memory and the other the faster one, and its trainer's default is not packed."""
+    """Whether what lies between its kernels, and crosses between GPUs, holds the visible Gaussians alone. Its
+    documentation calls packed the one that saves memory and the other the faster one, and its trainer's default is not
+    packed."""
     order: Literal["source", "morton"] = "source"
     """How Gaussians lie in memory: as they come, or on a Z-order curve, which serves its masked optimizer."""
 
@@ -46,13 +47,34 @@ def refuses_training(options: Any, training: Training) -> str | None:
     return None
 
 
+def refuses(options: Any, ranks: int, batch: int) -> str | None:
+    """On several GPUs each renders whole images, as many as the others."""
+    if batch % ranks:
+        return f"gsplat renders as many whole views on every rank: batch {batch} is no multiple of {ranks} ranks"
+    return None
+
+
+def remark(options: Any, ranks: int) -> str | None:
+    """What gsplat sends between GPUs; and that packed rows are not what the release does."""
+    if ranks == 1:
+        return None
+    if not options.packed:
+        return "gsplat's default on several GPUs is dense: a row of every Gaussian for every view, seen or not"
+    return (
+        f"gsplat {VERSION} packed on several GPUs is repaired at run time: stock, it lists tiles by image ids taken "
+        "before the exchange and ends in an illegal memory access"
+    )
+
+
 INFO = StrategyInfo(
     name="gsplat",
-    summary="the package gsplat on one GPU, its renderer and sparse Adam: the peer that figures are compared with",
+    summary="the package gsplat, its renderer, exchange and sparse Adam: the peer that figures are compared with",
     options=GsplatOptions,
     implementation="strategies.gsplat_peer.strategy:GsplatPeer",
-    max_ranks=1,
+    engines=("local", "nccl"),
     exact_when="with convention gsplat153, to the rounding of its kernels",
     lacks=lacks,
+    refuses=refuses,
     refuses_training=refuses_training,
+    remark=remark,
 )

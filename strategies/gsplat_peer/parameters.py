@@ -68,16 +68,20 @@ class SplitGaussians:
         return cls(ids.to(device), parameters, *moments)._with_gradients()
 
     @classmethod
-    def from_reader(cls, reader: ShardReader, device: torch.device, dtype: torch.dtype) -> SplitGaussians:
-        """All saved Gaussians, in the order in which the reader has them."""
-        ids = torch.empty(reader.count, dtype=torch.int64, device=device)
-        groups = [empty_groups(reader.count, device, dtype) for _ in range(3)]
-        lo = 0
+    def from_reader(cls, reader: ShardReader, dealt: slice, device: torch.device, dtype: torch.dtype) -> SplitGaussians:
+        """Those of the saved Gaussians, in the order in which the reader has them."""
+        own = range(reader.count)[dealt]
+        ids = torch.empty(len(own), dtype=torch.int64, device=device)
+        groups = [empty_groups(len(own), device, dtype) for _ in range(3)]
+        passed = lo = 0
         for shard in reader.shards():
-            ids[lo : lo + len(shard.ids)] = shard.ids
+            rows = slice((own.start - passed) % own.step, None, own.step)
+            passed += len(shard.ids)
+            held_ids = shard.ids[rows]
+            ids[lo : lo + len(held_ids)] = held_ids
             for held, table in zip(groups, (shard.parameters, shard.moment1, shard.moment2), strict=True):
-                put_rows(held, lo, table)
-            lo += len(shard.ids)
+                put_rows(held, lo, table[rows])
+            lo += len(held_ids)
         return cls(ids, *groups)._with_gradients()
 
     def _with_gradients(self) -> SplitGaussians:

@@ -10,6 +10,7 @@ import torch
 from cuda_src.autograd import l1_ssim_loss
 from cuda_src.camera import TILE, Camera
 from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
+from strategies.gsplat_peer.exchange import PeerExchange
 from strategies.gsplat_peer.info import GsplatOptions
 from strategies.gsplat_peer.optimizer import PeerAdam
 from strategies.gsplat_peer.parameters import SplitGaussians
@@ -35,17 +36,36 @@ class GsplatPeer(Strategy):
         self.device = ctx.world.devices[0]
         if self.device.type == "cuda" and ctx.kernels.dtype != torch.float32:
             raise ValueError(f"gsplat computes in float32, not {ctx.kernels.precision}")
-        if source.count > MOST_GAUSSIANS:
+        world = ctx.world
+        if source.count > MOST_GAUSSIANS * world.ranks:
             raise ValueError(
-                f"gsplat's Adam moves at most {MOST_GAUSSIANS:,} Gaussians, the scene has {source.count:,}"
+                f"gsplat's Adam moves at most {MOST_GAUSSIANS:,} Gaussians a GPU, "
+                f"the scene has {source.count:,} for {world.ranks}"
             )
         self.rasterization, self.adam = gsplat.rasterization, gsplat.SelectiveAdam
+        if world.ranks > 1:
+            self._refuse_mixed_views()
+            self.rasterization = PeerExchange(ctx.comm).around(gsplat.rasterization)
         ids = torch.arange(source.count) if options.order == "source" else source_order(source, self.device)
-        self._hold(SplitGaussians.from_source(source, ids, self.device, ctx.kernels.dtype))
+        self._hold(SplitGaussians.from_source(source, ids[self._dealt], self.device, ctx.kernels.dtype))
         self.lenses: dict[Camera, tuple[torch.Tensor, torch.Tensor]] = {}
         colour = torch.tensor([ctx.training.background], dtype=ctx.kernels.dtype, device=self.device)
         self.background = colour if any(ctx.training.background) else None
         self._images_seen = 0
+
+    @property
+    def _dealt(self) -> slice:
+        """The rank's share of rows: dealt one by one, as its own trainer does."""
+        return slice(self.ctx.world.rank, None, self.ctx.world.ranks)
+
+    def _refuse_mixed_views(self) -> None:
+        """ValueError where views differ in what a call has for all of its cameras."""
+        kinds = {(c.width, c.height, c.far) for c in self.ctx.cameras}
+        if len(kinds) > 1:
+            raise ValueError(
+                "gsplat on several GPUs needs views of one size and far plane: "
+                f"the scene's have {len(kinds)} combinations of them"
+            )
 
     def _hold(self, gaussians: SplitGaussians) -> None:
         self.gaussians = gaussians
@@ -54,8 +74,12 @@ class GsplatPeer(Strategy):
     def step(self, queue: ViewQueue) -> StepReport:
         ctx, clock = self.ctx, self.ctx.clock
         degree = sh_degree(ctx.training, self._images_seen)
-        losses, seen, instances = [], [], 0
-        for view in queue.take(queue.peek(ctx.batch)):
+        losses: list[torch.Tensor] = []
+        seen: list[torch.Tensor] = []
+        instances = 0
+        views = queue.take(queue.peek(ctx.batch))
+        # Each of these calls renders a view on every rank, and the ranks before and after it the views beside.
+        for view in views[ctx.world.rank :: ctx.world.ranks]:
             camera = ctx.cameras[view]
             with clock("project+bin+raster_forward"):
                 image, meta = self._rasterize(camera, degree)
@@ -66,13 +90,13 @@ class GsplatPeer(Strategy):
             with clock("raster_backward+project_backward"):
                 loss.backward()
             losses.append(loss.detach())
-            seen.append(self._seen(meta))
+            seen.extend(self._seen(meta))
             instances += len(meta["flatten_ids"])
         with clock("optimize"):
             self._images_seen += ctx.batch
             self.optimizer.step(seen, self._images_seen)
         visible = torch.stack([rows.count_nonzero() for rows in seen]).sum()
-        return StepReport(ctx.batch, 1, torch.stack(losses).mean(), visible, instances)
+        return StepReport(ctx.batch, 1, torch.stack(losses).sum() / ctx.batch, visible, instances)
 
     def _rasterize(self, camera: Camera, degree: int) -> tuple[torch.Tensor, dict[str, Any]]:
         """The image, [H, W, 3], and what gsplat tells of it; activations as its own trainer applies them."""
@@ -99,6 +123,7 @@ class GsplatPeer(Strategy):
             backgrounds=None if packed else self.background,
             rasterize_mode="classic",
             absgrad=False,
+            distributed=self.ctx.world.ranks > 1,
         )
         if packed and self.background is not None:
             # Version 1.5.3 refuses a background of packed splats: it expects one without the axis of cameras.
@@ -119,24 +144,25 @@ class GsplatPeer(Strategy):
         return self.lenses[camera]
 
     def _seen(self, meta: dict[str, Any]) -> torch.Tensor:
-        """[N] bool: Gaussians with a radius in the view, gsplat's `visible`."""
+        """[ranks, N] bool: own Gaussians with a radius in the view of each rank, gsplat's `visible`."""
         if not self.options.packed:
-            return (meta["radii"] > 0).all(dim=-1)[0]
-        seen = torch.zeros(len(self.gaussians.ids), dtype=torch.bool, device=self.device)
-        seen[meta["gaussian_ids"]] = True
+            return (meta["radii"] > 0).all(dim=-1)
+        shape = self.ctx.world.ranks, len(self.gaussians.ids)
+        seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        seen[meta["camera_ids"], meta["gaussian_ids"]] = True
         return seen
 
     @torch.no_grad()
     def render(self, camera: Camera) -> torch.Tensor | None:
         with self.ctx.clock("project+bin+raster_forward"):
             image, _ = self._rasterize(camera, sh_degree(self.ctx.training, self._images_seen))
-        return image.clamp(0, 1)
+        return image.clamp(0, 1) if self.ctx.world.rank == 0 else None
 
     def shards(self) -> Iterator[Shard]:
         return self.gaussians.shards()
 
     def load(self, reader: ShardReader) -> None:
-        self._hold(SplitGaussians.from_reader(reader, self.device, self.ctx.kernels.dtype))
+        self._hold(SplitGaussians.from_reader(reader, self._dealt, self.device, self.ctx.kernels.dtype))
 
     @property
     def images_seen(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -13,7 +13,8 @@ from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, S
 from strategies.gaussians import Gaussians
 from strategies.info import Options
 from strategies.morton import source_order
-from strategies.training.late_steps import LateSteps, Outcome, Plan
+from strategies.training.late_pictures import LatePictures
+from strategies.training.late_steps import LateSteps, Outcome, Plan, report_of
 from strategies.training.occlusion import OcclusionHistory, with_instances
 from strategies.training.optimizer import RowAdam
 from strategies.training.rooms import Rooms
@@ -39,9 +40,10 @@ class Single(Strategy):
         self.optimizer = RowAdam(ctx.training, ctx.kernels, ctx.extent, self.shared)
         self.occlusion = OcclusionHistory(ctx.training)
         # Hidden Gaussians are taken out of a view's splats by number, which the host must know.
-        self.rooms = Rooms(self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
+        self.rooms = Rooms[int](self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
         self.late = None if self.rooms is None else LateSteps(self.rooms, self.device, self._exactly)
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
+        self.late_pictures = LatePictures(self.device, self._draw, ctx.kernels.takes_rooms)
         self._images_seen = 0
 
     def step(self, queue: ViewQueue) -> StepReport:
@@ -54,13 +56,7 @@ class Single(Strategy):
             return StepReport(len(plan.views), 1, done.loss, done.visible_gaussians, done.tile_instances)
         seen = self._train(plan, rooms)
         outcome = self.late.add(plan, rooms, [bins for _, bins, _ in seen], [loss for *_, loss in seen])
-        return StepReport(
-            len(plan.views),
-            1,
-            lambda: outcome().loss,
-            lambda: outcome().visible_gaussians,
-            lambda: outcome().tile_instances,
-        )
+        return report_of(len(plan.views), outcome)
 
     def _exactly(self, plan: Plan) -> Outcome:
         """One step with the sizes that the host reads."""
@@ -82,18 +78,7 @@ class Single(Strategy):
         seen = []
         for work, view, room in zip(self.workspaces, plan.views, rooms, strict=True):
             camera = ctx.cameras[view]
-            with clock("project"):
-                gaussians = self.gaussians
-                rows, bounds = gaussians.parameters, gaussians.bounds(kernels)
-                splats = op.project(kernels, rows, gaussians.ids, camera, degree, work, room, bounds)
-            with clock("bin"):
-                limits = self.occlusion.limits(view)
-                bins = op.bin_splats(kernels, splats, camera, work, depth_limit=limits, room=room)
-                if limits is not None:
-                    splats, bins = with_instances(splats, bins)
-            with clock("raster_forward"):
-                raster = op.raster_forward(kernels, splats, bins, camera, work, background=self.background)
-                self.occlusion.observe(view, raster, camera)
+            splats, bins, raster = self._forward(camera, degree, work, room, view)
             with clock("loss"):
                 whole = Rect.whole(camera)
                 target = self.images.region(view, whole, self.device)
@@ -110,19 +95,42 @@ class Single(Strategy):
             self.optimizer.step(self.gaussians, plan.images_seen + len(plan.views))
         return seen
 
+    def _forward(
+        self, camera: Camera, degree: int, work: Workspace, room: op.Room | None, view: int | None = None
+    ) -> tuple[op.Splats, op.Bins, op.Raster]:
+        """From Gaussians to pixels. view: its number, where a history of occlusion may learn from it."""
+        kernels, clock, gaussians = self.ctx.kernels, self.ctx.clock, self.gaussians
+        with clock("project"):
+            rows, bounds = gaussians.parameters, gaussians.bounds(kernels)
+            splats = op.project(kernels, rows, gaussians.ids, camera, degree, work, room, bounds)
+        with clock("bin"):
+            limits = None if view is None else self.occlusion.limits(view)
+            bins = op.bin_splats(kernels, splats, camera, work, depth_limit=limits, room=room)
+            if limits is not None:
+                splats, bins = with_instances(splats, bins)
+        with clock("raster_forward"):
+            raster = op.raster_forward(kernels, splats, bins, camera, work, background=self.background)
+            if view is not None:
+                self.occlusion.observe(view, raster, camera)
+        return splats, bins, raster
+
     def settle(self) -> None:
         if self.late is not None:
             self.late.settle()
 
     def render(self, camera: Camera) -> torch.Tensor | None:
+        (picture,) = self.pictures([camera])
+        return picture
+
+    def pictures(self, cameras: Iterable[Camera]) -> Iterator[torch.Tensor | None]:
         self.settle()
-        kernels, work = self.ctx.kernels, self.shared
+        yield from self.late_pictures.of(cameras)
+
+    def _draw(self, camera: Camera, room: op.Room | None) -> tuple[torch.Tensor, op.Splats, op.Bins]:
+        # What a step leaves in the workspace of its first view is read by that step alone.
         degree = sh_degree(self.ctx.training, self._images_seen)
-        rows, bounds = self.gaussians.parameters, self.gaussians.bounds(kernels)
-        splats = op.project(kernels, rows, self.gaussians.ids, camera, degree, work, bounds=bounds)
-        bins = op.bin_splats(kernels, splats, camera, work)
-        raster = op.raster_forward(kernels, splats, bins, camera, work, background=self.background)
-        return raster.colour.clamp(0, 1)
+        splats, bins, raster = self._forward(camera, degree, self.workspaces[0], room)
+        return raster.colour.clamp(0, 1), splats, bins
 
     def shards(self) -> Iterator[Shard]:
         self.settle()
@@ -132,6 +140,7 @@ class Single(Strategy):
         self.settle()
         self.gaussians = Gaussians.from_reader(reader, self.device, self.ctx.kernels.dtype)
         self.occlusion.clear()
+        self.late_pictures.forget()
         if self.rooms is not None:
             self.rooms.clear()
 

@@ -57,6 +57,10 @@ class Boxes:
         owner[np.argsort(diagonal, kind="stable")] = np.arange(self.count) * self.ranks // self.count
         return owner
 
+    def owner_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """Rank of the box that holds each position, [n, 3] -> [n] int64."""
+        return torch.from_numpy(self.owner).to(positions.device)[self.leaf_of(positions)]
+
     def of(self, rank: int) -> list[int]:
         """Boxes of that rank, ascending."""
         return np.nonzero(self.owner == rank)[0].tolist()
@@ -65,7 +69,7 @@ class Boxes:
         """Box that holds each position, [n, 3] -> [n] int64."""
         leaf = torch.empty(len(positions), dtype=torch.int64, device=positions.device)
         number = 0
-        pending: list[tuple[Cut | None, torch.Tensor]] = [(self.tree, torch.arange(len(positions)).to(leaf.device))]
+        pending: list[tuple[Cut | None, torch.Tensor]] = [(self.tree, torch.arange(len(positions), device=leaf.device))]
         while pending:
             cut, rows = pending.pop()
             if cut is None:
@@ -103,9 +107,10 @@ def _walk(cut: Cut | None, corners: np.ndarray, place: np.ndarray) -> Iterator[t
 def median_boxes(positions: torch.Tensor, ranks: int, boxes_per_rank: int) -> Boxes:
     """Boxes of equal count: cut on the longest axis where counts stand as leaves do (the median, for two).
 
-    A cut runs midway between its two neighbours, so that few splats straddle it where there is a gap.
+    A cut runs midway between its two neighbours, so that few splats straddle it where there is a gap. Positions [n, 3]
+    are sorted on the device where they lie; the cuts are the same on every one.
     """
-    return Boxes(_median_cut(positions.double().cpu(), ranks * boxes_per_rank), ranks)
+    return Boxes(_median_cut(positions.double(), ranks * boxes_per_rank), ranks)
 
 
 def _median_cut(positions: torch.Tensor, leaves: int) -> Cut | None:

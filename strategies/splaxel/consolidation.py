@@ -52,6 +52,6 @@ class Participation:
     def learn(self, views: Sequence[int], took_part: Sequence[bool]) -> None:
         """Tell all ranks in which of these views this one had something to do. Collective."""
         bits = torch.tensor(list(took_part), dtype=torch.uint8)
-        told = torch.stack(self._comm.gather("participation", bits)).cpu()
+        told = torch.stack(self._comm.gather("participation", bits))
         for number, view in enumerate(views):
             self._last[view] = frozenset(torch.nonzero(told[:, number]).flatten().tolist())

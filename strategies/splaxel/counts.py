@@ -27,7 +27,7 @@ class StepCounts:
         self.views += len(sharings)
         for sharing in sharings:
             camera = sharing.sight.camera
-            self.supervised += int(subtiles.tile_pixels(sharing.supervised(rank), camera).sum())
+            self.supervised += subtiles.pixel_count(sharing.supervised(rank), camera)
             self.whole += camera.width * camera.height
 
 
@@ -35,7 +35,9 @@ def shares(
     comm: Communicator, steps: StepCounts, pixels: PixelCounts, pairs: PairCounts | None, window: int
 ) -> dict[str, float]:
     """Metrics of the whole job from its ranks' counts; a share of nothing is left out. Collective."""
-    local = torch.tensor([pixels.sent, pixels.zero, pixels.whole, steps.supervised, steps.whole], dtype=torch.int64)
+    local = torch.tensor(
+        [pixels.sent, int(pixels.zero), pixels.whole, steps.supervised, steps.whole], dtype=torch.int64
+    )
     sent, zero, whole, supervised, all_pixels = comm.reduce("statistics", local).tolist()
     ratios = {
         "zero_pixel_share": (zero, sent),

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from strategies.info import Options, StrategyInfo, cpu_only, never_varies
+from strategies.info import Options, StrategyInfo, never_varies
 from strategies.training.config import Training
 
 
@@ -70,8 +70,7 @@ INFO = StrategyInfo(
     summary="pixel-level exchange: boxes of space render partial images, pixels cross, Gaussians stay",
     options=SplaxelOptions,
     implementation="strategies.splaxel.strategy:Splaxel",
-    engines=("local", "gloo", "virtual"),
-    lacks=cpu_only,
+    engines=("local", "nccl", "gloo", "virtual"),
     exact_when="boundary: exact, order: tree, saturation: off and training.t_stop: 0, on any number of ranks",
     refuses=refuses,
     refuses_training=refuses_training,

@@ -10,10 +10,12 @@ import torch
 
 from cuda_src import operators as op
 from cuda_src.camera import Camera
+from cuda_src.exchange import take_records
 from cuda_src.layout import GRADIENT
 from cuda_src.operators import Bins, Raster, Splats
 from cuda_src.workspace import Workspace
 from strategies.base import Context
+from strategies.distribution.regions import queued_copy
 from strategies.splaxel import subtiles
 from strategies.splaxel.boxes import Boxes
 from strategies.splaxel.composition import Composite, Partials, composite, composite_backward
@@ -26,9 +28,9 @@ Boundary = Literal["drop", "keep", "exact"]
 
 @dataclass(frozen=True)
 class BoxImage:
-    """What one box's forward leaves for its backward. rows: of the view's splats, those it holds, [n] int64."""
+    """What one box's forward leaves for its backward. rows: of the view's splats, those it holds, as `held` gives."""
 
-    rows: torch.Tensor
+    rows: torch.Tensor | slice
     splats: Splats
     bins: Bins
     raster: Raster
@@ -63,6 +65,7 @@ class BoxRenderer:
     def __init__(self, ctx: Context, boundary: Boundary, with_depth: bool):
         self._kernels, self._clock, self._rank = ctx.kernels, ctx.clock, ctx.world.rank
         self._training, self._boundary, self._with_depth = ctx.training, boundary, with_depth
+        self._device = ctx.world.devices[0]
         self._occlusion: dict[int, OcclusionHistory] = {}
 
     def forget(self) -> None:
@@ -74,16 +77,17 @@ class BoxRenderer:
         sharing: Sharing,
         boxes: Boxes,
         splats: Splats,
-        held: Mapping[int, torch.Tensor],
+        held: Mapping[int, torch.Tensor | slice],
         workspace: Callable[[int], Workspace],
         view: int | None,
     ) -> OwnImages:
-        """held: by box, the splats that it may show, [V] bool. workspace: by box.
+        """held: by box, the splats that it may show, distinct numbers or a slice. workspace: by box.
 
         view: whose occlusion history to use and to keep; None for neither.
         """
         sight, camera = sharing.sight, sharing.sight.camera
-        directions = None if self._boundary == "keep" else rays(camera)
+        with self._clock("raster_forward"):
+            directions = None if self._boundary == "keep" else rays(camera, self._device)
         instances = torch.zeros(splats.count, dtype=torch.int64, device=splats.rows.device)
         layers = {}
         for number, layer in enumerate(sight.layers):
@@ -91,18 +95,21 @@ class BoxRenderer:
                 continue
             images = []
             grids = [sight.box_grid(box, sharing.active) for box in layer.boxes]
-            for box, grid in zip(layer.boxes, grids, strict=True):
-                depth_range = self._depth_range(sight, boxes, box, directions)
+            rendered = sharing.pixels_of(grids)
+            for box, grid, pixels in zip(layer.boxes, grids, rendered, strict=True):
+                with self._clock("raster_forward"):
+                    depth_range = self._depth_range(sight, boxes, box, directions)
                 history = self._occlusion.setdefault(box, OcclusionHistory(self._training))
                 limits = None if view is None else history.limits(view)
                 image = self._render(camera, splats, held[box], grid, depth_range, limits, workspace(box))
                 if view is not None and history.on:
-                    history.keep([view], [_examined(history, view, image.raster, grid, camera)])
+                    tiles = queued_copy(subtiles.tiles_of(grid), self._device)
+                    history.keep([view], [_examined(history, view, image.raster, tiles, pixels, camera)])
                 assert image.bins.splat_starts is not None  # Views are listed without rooms here.
-                instances.index_add_(0, image.rows, torch.diff(image.bins.splat_starts))
+                instances[image.rows] += torch.diff(image.bins.splat_starts)
                 images.append(image)
             with self._clock("compose"):
-                layers[number] = (images, composite(self._stack(images, grids, camera)))
+                layers[number] = (images, composite(self._stack(images, rendered)))
         return OwnImages(camera, layers, instances)
 
     def backward(self, own: OwnImages, upstream: Mapping[int, torch.Tensor]) -> torch.Tensor:
@@ -128,30 +135,34 @@ class BoxRenderer:
                     grad_transmittance=to_transmittance[n].reshape(size),
                     depth_range=image.depth_range,
                 )
-                total.index_add_(0, image.rows, gradient)
+                total[image.rows] += gradient
         return total
 
     def _render(
         self,
         camera: Camera,
         splats: Splats,
-        held: torch.Tensor,
+        held: torch.Tensor | slice,
         grid: torch.Tensor,
         depth_range: torch.Tensor | None,
         depth_limit: torch.Tensor | None,
         workspace: Workspace,
     ) -> BoxImage:
-        rows = torch.nonzero(held).flatten()
-        own = Splats(splats.rows[rows], splats.ids[rows], splats.records[rows])
-        bits = subtiles.to_bits(grid)
-        tiles = torch.nonzero(bits).flatten().to(torch.int32)
+        records = splats.records[held]
+        if isinstance(held, torch.Tensor):
+            # As the kernels read them, so that none of them makes a copy of its own.
+            records = take_records(self._kernels, workspace, "box.records", len(held)).copy_(records)
+        own = Splats(splats.rows[held], splats.ids[held], records)
+        on_host = subtiles.to_bits(grid)
+        bits = queued_copy(on_host, self._device)
+        tiles = queued_copy(torch.nonzero(on_host).flatten().to(torch.int32), self._device)
         with self._clock("bin"):
             bins = op.bin_splats(self._kernels, own, camera, workspace, tiles, bits, depth_limit)
         with self._clock("raster_forward"):
             raster = op.raster_forward(
                 self._kernels, own, bins, camera, workspace, subtiles=bits, depth_range=depth_range
             )
-        return BoxImage(rows, own, bins, raster, depth_range, workspace)
+        return BoxImage(held, own, bins, raster, depth_range, workspace)
 
     def _depth_range(
         self, sight: Sight, boxes: Boxes, box: int, directions: torch.Tensor | None
@@ -165,18 +176,20 @@ class BoxRenderer:
             return None
         contested = None
         if self._boundary == "drop":
-            contested = subtiles.pixels_of(sight.crowded & sight.projected[box], sight.camera)
-            if not bool(contested.any()):
+            grid = sight.crowded & sight.projected[box]
+            if not bool(grid.any()):
                 return None
+            contested = subtiles.pixels_of(queued_copy(grid, self._device), sight.camera)
         interval = depth_interval(sight.camera, directions, boxes.corners[box])
         if contested is not None:
-            everything = interval.new_tensor([-torch.inf, torch.inf])
-            interval = torch.where(contested[..., None], interval, everything)
+            enter, leave = interval.unbind(dim=-1)
+            interval = torch.stack(
+                [torch.where(contested, enter, -torch.inf), torch.where(contested, leave, torch.inf)], dim=-1
+            )
         return interval.to(self._kernels.dtype)
 
-    def _stack(self, images: list[BoxImage], grids: list[torch.Tensor], camera: Camera) -> Partials:
-        """The boxes' rasters, front to back, [n, H W]; nothing blended where a box is not rendered."""
-        rendered = torch.stack([subtiles.pixels_of(grid, camera).flatten() for grid in grids])
+    def _stack(self, images: list[BoxImage], rendered: torch.Tensor) -> Partials:
+        """The boxes' rasters, front to back, [n, H W]; nothing blended where a box is not `rendered`, [n, H W] bool."""
         rasters = [image.raster for image in images]
         transmittance = torch.stack([r.transmittance.flatten() for r in rasters])
         return Partials(
@@ -187,9 +200,14 @@ class BoxRenderer:
         )
 
 
-def _examined(history: OcclusionHistory, view: int, raster: Raster, grid: torch.Tensor, camera: Camera) -> torch.Tensor:
-    """Depth limits of the view's tiles for the next visit, [tiles]; a pixel that was not rendered has no say."""
-    rendered = subtiles.pixels_of(grid, camera)
+def _examined(
+    history: OcclusionHistory, view: int, raster: Raster, tiles: torch.Tensor, pixels: torch.Tensor, camera: Camera
+) -> torch.Tensor:
+    """Depth limits of the view's tiles for the next visit, [tiles]; a pixel that was not rendered has no say.
+
+    tiles, pixels: which were rendered, [tiles] and [H W] bool.
+    """
+    rendered = pixels.view(camera.height, camera.width)
     silent = torch.zeros_like(raster.transmittance)
     judged = replace(
         raster,
@@ -199,4 +217,4 @@ def _examined(history: OcclusionHistory, view: int, raster: Raster, grid: torch.
     limits = history.examined(view, judged, camera)
     known = history.limits(view)
     before = torch.full_like(limits, torch.inf) if known is None else known
-    return torch.where(subtiles.tiles_of(grid), limits, before)
+    return torch.where(tiles, limits, before)

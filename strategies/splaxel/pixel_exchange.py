@@ -23,11 +23,11 @@ PIXEL_VALUES = 4
 
 @dataclass
 class PixelCounts:
-    """Pixels of partial images this rank sent to others, those of them in which nothing was blended, and what whole
-    images to all others would have been."""
+    """Pixels of partial images this rank sent to others, those of them in which nothing was blended (counted where
+    they lie, so that nobody waits), and what whole images to all others would have been."""
 
     sent: int = 0
-    zero: int = 0
+    zero: int | torch.Tensor = 0
     whole: int = 0
 
 
@@ -88,7 +88,7 @@ class PixelExchange:
         comm, rank = self._comm, self._comm.rank
         place_of = [s.needed(rank)[1] for s in sharings]
         totals = [
-            {n: like.new_zeros((len(s.shown[n]), PIXEL_VALUES)) for v, n in _carried([s], rank)} for s in sharings
+            {n: like.new_zeros((s.shown.shape[1], PIXEL_VALUES)) for v, n in _carried([s], rank)} for s in sharings
         ]
         send: dict[int, list[torch.Tensor]] = {r: [] for r in range(comm.ranks)}
         for other in range(comm.ranks) if self._owner_composes else (rank,):
@@ -141,7 +141,7 @@ class PixelExchange:
     def _count(self, sharings: Sequence[Sharing], send: dict[int, list[torch.Tensor]]) -> None:
         for rows in (part for parts in send.values() for part in parts):
             self.counts.sent += len(rows)
-            self.counts.zero += int((rows[:, 3] == 1).sum())
+            self.counts.zero += (rows[:, 3] == 1).sum()
         pixels = sum(s.sight.camera.width * s.sight.camera.height for s in sharings)
         self.counts.whole += pixels * (self._comm.ranks - 1)
 

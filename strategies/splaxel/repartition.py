@@ -26,8 +26,8 @@ def balanced_boxes(comm: Communicator, positions: torch.Tensor, work: torch.Tens
     """
     nodes: list[int] = [0]
     cuts: dict[int, tuple[int, float]] = {}
-    node = torch.zeros(len(positions), dtype=torch.int64)
-    along, weight = positions.double().cpu(), work.double().cpu()
+    node = torch.zeros(len(positions), dtype=torch.int64, device=positions.device)
+    along, weight = positions.double(), work.double()
     # Nodes are numbered as in a heap: 2 n + 1 and 2 n + 2 lie below n.
     shares = {0: comm.ranks * boxes_per_rank}
     while nodes := [n for n in nodes if shares[n] > 1]:
@@ -76,15 +76,15 @@ def _histograms(
     low: torch.Tensor,
     high: torch.Tensor,
 ) -> torch.Tensor:
-    """By node, work along its axis over all ranks, [nodes, BINS]."""
-    local = torch.zeros((len(nodes), BINS), dtype=torch.float64)
+    """By node, work along its axis over all ranks, [nodes, BINS] on the host. Sums of whole numbers have no order."""
+    local = torch.zeros((len(nodes), BINS), dtype=torch.float64, device=work.device)
     for number, n in enumerate(nodes):
         mine = node == n
-        side = float(high[number] - low[number])
-        unit = (positions[mine, axes[number]] - low[number]) / (side if side > 0 else 1.0)
+        start, side = float(low[number]), float(high[number] - low[number])
+        unit = (positions[mine, axes[number]] - start) / (side if side > 0 else 1.0)
         bins = (unit * BINS).long().clamp(0, BINS - 1)
-        local[number] = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, work[mine])
-    return comm.reduce(_STAGE, local)
+        local[number].index_add_(0, bins, work[mine])
+    return comm.reduce(_STAGE, local.cpu())
 
 
 def _tree(cuts: dict[int, tuple[int, float]], n: int) -> Cut | None:

@@ -7,12 +7,13 @@ told to all, so that masks are known alike everywhere and positions stay implied
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from strategies.distribution.communicator import Communicator
+from strategies.distribution.host_group import to_host
 from strategies.splaxel import subtiles
 from strategies.splaxel.composition import Partials, light_in_front
 from strategies.splaxel.info import SplaxelOptions
@@ -47,8 +48,8 @@ class _Mask:
 class _ViewMasks:
     """Masks of a view by box, its visits, and by layer what its pruned pixels' light was when last shown.
 
-    kept: by the layer's boxes, pixel numbers and transmittances, negative where compositing stopped; only on the rank
-    that counts the pixel.
+    kept: by the layer's boxes, pixel numbers (int32) and transmittances, negative where compositing stopped, on the
+    device; only on the rank that counts the pixel.
     """
 
     visits: int = 0
@@ -57,7 +58,7 @@ class _ViewMasks:
 
 
 class Masks:
-    """Masks of all views. `active` before a visit, `learn` after it."""
+    """Masks of all views. `active` before a visit, `judge` and `learn` after it."""
 
     def __init__(self, comm: Communicator, options: SplaxelOptions):
         self._comm, self._options = comm, options
@@ -75,26 +76,38 @@ class Masks:
             return {}
         return {box: mask.active for box, mask in known.boxes.items()}
 
-    def learn(
-        self,
-        views: Sequence[int],
-        sharings: Sequence[Sharing],
-        stacks: Sequence[Partials],
-        images_seen: int,
-    ) -> None:
-        """Judge what each visit showed and agree on the masks of the next. Collective.
+    def judge(
+        self, views: Sequence[int], sharings: Sequence[Sharing], stacks: Sequence[Partials]
+    ) -> list[Callable[[], torch.Tensor]]:
+        """Judge what each visit showed, for `learn`: by view, sub-tiles that light reaches, on their way to the host.
 
         stacks: by view, all layers' partials at the pixels that this rank composited. A rank judges the tiles that it
         counts, front to back by the boxes' order.
         """
         if self._options.saturation == "off":
+            return []
+        return [
+            to_host(self._lit(self._views.setdefault(view, _ViewMasks()), sharing, stack))
+            for view, sharing, stack in zip(views, sharings, stacks, strict=True)
+        ]
+
+    def learn(
+        self,
+        views: Sequence[int],
+        sharings: Sequence[Sharing],
+        judged: Sequence[Callable[[], torch.Tensor]],
+        images_seen: int,
+    ) -> None:
+        """Agree on the masks of the next visits. judged: what `judge` returned. Collective.
+
+        It waits for what was judged alone: the device has the rest of the step to do meanwhile.
+        """
+        if self._options.saturation == "off":
             return
         rank, mine = self._comm.rank, []
-        for view, sharing, stack in zip(views, sharings, stacks, strict=True):
-            known = self._views.setdefault(view, _ViewMasks())
-            lit = self._lit(known, sharing, stack)
+        for sharing, lit in zip(sharings, judged, strict=True):
             own = sharing.counter == rank
-            mine += [subtiles.to_bits(grid)[own] for grid in lit]
+            mine += [subtiles.to_bits(grid)[own] for grid in lit()]
         told = self._comm.gather("masks", torch.cat(mine) if mine else torch.empty(0, dtype=torch.uint8))
         read = [0] * self._comm.ranks
         for view, sharing in zip(views, sharings, strict=True):
@@ -104,7 +117,7 @@ class Masks:
                 for source, part in enumerate(told):
                     tiles = sharing.counter == source
                     count = int(tiles.sum())
-                    bits[tiles] = part[read[source] : read[source] + count].cpu()
+                    bits[tiles] = part[read[source] : read[source] + count]
                     read[source] += count
                 grids.append(subtiles.from_bits(bits, sharing.sight.camera))
             self._update(self._views[view], sharing, grids, images_seen)
@@ -112,8 +125,9 @@ class Masks:
     def _shows_all(self, known: _ViewMasks) -> bool:
         return self._options.reactivate == "every_k" and known.visits % self._options.every == 0
 
-    def _lit(self, known: _ViewMasks, sharing: Sharing, stack: Partials) -> list[torch.Tensor]:
-        """By layer, the grid of sub-tiles that light of at least eps reaches, on the tiles this rank counts.
+    def _lit(self, known: _ViewMasks, sharing: Sharing, stack: Partials) -> torch.Tensor:
+        """By layer, the grid of sub-tiles that light of at least eps reaches, on the tiles this rank counts: [layers,
+        rows, columns] bool on the device.
 
         The budget test: a pruned pixel has no fresh transmittance, so the one it had when last shown stands in; what
         it would let through may bring those behind it back too, front to back.
@@ -121,26 +135,24 @@ class Masks:
         camera, layers = sharing.sight.camera, sharing.sight.layers
         places, _ = sharing.needed(self._comm.rank)
         counted = (sharing.pixel_counter == self._comm.rank).flatten()[places]
-        signed = torch.where(stack.stopped, -stack.transmittance, stack.transmittance).cpu()
+        shown = sharing.shown[:, places]
+        signed = torch.where(stack.stopped, -stack.transmittance, stack.transmittance)
         for number, layer in enumerate(layers):
-            shown = sharing.shown[number][places]
-            remembered = torch.ones(camera.height * camera.width, dtype=signed.dtype)
+            remembered = signed.new_ones(camera.height * camera.width)
             if layer.boxes in known.kept:
                 pixels, values = known.kept[layer.boxes]
-                remembered[pixels] = values
-            signed[number] = torch.where(shown, signed[number], remembered[places])
+                remembered[pixels.long()] = values
+            signed[number] = torch.where(shown[number], signed[number], remembered[places])
         light = light_in_front(signed.abs(), signed < 0)
-        grids = []
-        for number, layer in enumerate(layers):
-            bright = light[number] >= self._options.saturation_eps
-            reached = torch.zeros(camera.height * camera.width, dtype=torch.bool)
-            reached[places] = bright
-            # What will be shown will be fresh: only dark pixels can need what they held.
-            region = subtiles.pixels_of(sharing.sight.layer_grid(layer, {}), camera).flatten()[places]
-            keep = region & counted & ~(bright & sharing.shown[number][places])
-            known.kept[layer.boxes] = (places[keep], signed[number, keep])
-            grids.append(subtiles.touched_by(reached.view(camera.height, camera.width), camera))
-        return grids
+        bright = light >= self._options.saturation_eps
+        # What will be shown will be fresh: only dark pixels can need what they held.
+        regions = sharing.pixels_of(sharing.sight.layer_grids)[:, places]
+        dark = subtiles.numbers_of(regions & counted & ~(bright & shown))
+        for layer, of_layer, at in zip(layers, signed, dark, strict=True):
+            known.kept[layer.boxes] = (places[at].int(), of_layer[at])
+        reached = torch.zeros((len(layers), camera.height * camera.width), dtype=torch.bool, device=places.device)
+        reached[:, places] = bright
+        return subtiles.touched_by(reached.view(-1, camera.height, camera.width), camera)
 
     def _update(self, known: _ViewMasks, sharing: Sharing, lit: Sequence[torch.Tensor], images_seen: int) -> None:
         never = self._options.reactivate != "budget" and not self._shows_all(known)
@@ -156,7 +168,7 @@ class Masks:
                 self._count(pruned, saturated, region, mask.since, images_seen)
                 active = (reached & mask.active) if never else reached
                 active = active | ~region
-                since = torch.where(active, 0, torch.where(mask.active, images_seen, mask.since))
+                since = mask.since.masked_fill(mask.active, images_seen).masked_fill_(active, 0)
                 known.boxes[box] = _Mask(active, since)
         known.visits += 1
 

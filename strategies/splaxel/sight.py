@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Literal
 
 import torch
 
 from cuda_src.camera import Camera
 from strategies.distribution.halo import SSIM_HALO
+from strategies.distribution.regions import queued_copy
 from strategies.splaxel import subtiles
 from strategies.splaxel.boxes import Boxes
 from strategies.splaxel.visibility import region
@@ -53,12 +54,19 @@ class Sight:
             seen += grid
         return seen > 1
 
+    @cached_property
+    def layer_grids(self) -> list[torch.Tensor]:
+        """By layer, its region."""
+        return [self.layer_grid(layer, {}) for layer in self.layers]
+
+    @cached_property
+    def layer_tiles(self) -> list[torch.Tensor]:
+        """By layer, the tiles of its region, [tiles] bool."""
+        return [subtiles.tiles_of(grid) for grid in self.layer_grids]
+
     def layer_grid(self, layer: Layer, active: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """What a layer shows, its boxes together. active: by box, what a mask leaves; boxes without one show all."""
-        shown = torch.zeros(subtiles.grid_shape(self.camera), dtype=torch.bool)
-        for box in layer.boxes:
-            shown |= self.box_grid(box, active)
-        return shown
+        return reduce(torch.logical_or, [self.box_grid(box, active) for box in layer.boxes])
 
     def box_grid(self, box: int, active: Mapping[int, torch.Tensor]) -> torch.Tensor:
         grid = self.regions[box]
@@ -113,30 +121,45 @@ def _layers(order: Sequence[int], regions: Mapping[int, torch.Tensor], boxes: Bo
 class Sharing:
     """Who does what for one visit of a view.
 
-    active: by box, the grid that its mask leaves. takes_part: ranks that render; others show nothing. collector: a
-    rank that composites the whole image alone, when there is no loss to share out.
+    active: by box, the grid that its mask leaves. takes_part: ranks that render; others show nothing. device: where
+    pixels lie; grids and tiles are the host's. collector: a rank that composites the whole image alone, when there is
+    no loss to share out.
     """
 
     sight: Sight
     active: Mapping[int, torch.Tensor]
     takes_part: frozenset[int]
     compose: Literal["all", "owner"]
+    device: torch.device
     collector: int | None = None
     _needs: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
     _needed: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, init=False)
     _sent: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, init=False)
 
     @cached_property
-    def shown(self) -> list[torch.Tensor]:
-        """By layer, the pixels it sends to whoever needs them, [H W] bool."""
-        camera = self.sight.camera
-        nothing = torch.zeros(camera.height * camera.width, dtype=torch.bool)
+    def grids(self) -> list[torch.Tensor]:
+        """By layer, what it shows."""
+        sight, nothing = self.sight, torch.zeros(subtiles.grid_shape(self.sight.camera), dtype=torch.bool)
+        layer_grids = (
+            [sight.layer_grid(layer, self.active) for layer in sight.layers] if self.active else sight.layer_grids
+        )
         return [
-            subtiles.pixels_of(self.sight.layer_grid(layer, self.active), camera).flatten()
-            if layer.rank in self.takes_part
-            else nothing
-            for layer in self.sight.layers
+            grid if layer.rank in self.takes_part else nothing
+            for layer, grid in zip(sight.layers, layer_grids, strict=True)
         ]
+
+    @cached_property
+    def shown(self) -> torch.Tensor:
+        """By layer, the pixels it sends to whoever needs them, [layers, H W] bool on the device."""
+        return self.pixels_of(self.grids)
+
+    def pixels_of(self, grids: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Pixels of each grid, [len(grids), H W] bool on the device."""
+        camera = self.sight.camera
+        together = torch.empty((len(grids), *subtiles.grid_shape(camera)), dtype=torch.bool)
+        for number, grid in enumerate(grids):
+            together[number] = grid
+        return subtiles.pixels_of(queued_copy(together, self.device), camera).flatten(1)
 
     @cached_property
     def counter(self) -> torch.Tensor:
@@ -149,8 +172,8 @@ class Sharing:
         if self.collector is not None:
             return torch.full((camera.tiles,), self.collector)
         seen = [
-            (layer.rank, subtiles.tiles_of(self.sight.layer_grid(layer, {})))
-            for layer in self.sight.layers
+            (layer.rank, tiles)
+            for layer, tiles in zip(self.sight.layers, self.sight.layer_tiles, strict=True)
             if layer.rank in self.takes_part
         ]
         counter = torch.full((camera.tiles,), min(self.takes_part, default=0))
@@ -172,18 +195,15 @@ class Sharing:
         """Tiles on which the rank computes a loss, [tiles] bool: those it counts and, with `compose: all`, shows."""
         tiles = self.counter == rank
         if self.compose == "all" and self.collector is None and rank in self.takes_part:
-            for layer in self.sight.layers:
+            for layer, grid in zip(self.sight.layers, self.grids, strict=True):
                 if layer.rank == rank:
-                    tiles = tiles | subtiles.tiles_of(self.sight.layer_grid(layer, self.active))
+                    tiles = tiles | subtiles.tiles_of(grid)
         return tiles
 
     def needs(self, rank: int) -> torch.Tensor:
         """Pixels the rank composites, [H W] bool. With `compose: all` they reach as far as SSIM's gradient does."""
         if rank not in self._needs:
-            camera, tiles = self.sight.camera, self.supervised(rank)
-            halo = self.compose == "all" and self.collector is None
-            pixels = subtiles.pixels_near(tiles, camera, SSIM_HALO) if halo else subtiles.tile_pixels(tiles, camera)
-            self._needs[rank] = pixels.flatten()
+            self._find_needs([rank])
         return self._needs[rank]
 
     def needed(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,10 +216,35 @@ class Sharing:
     def sent(self, layer: int, rank: int) -> torch.Tensor:
         """Pixels, ascending numbers y W + x, of a layer that go to the rank: `shown` and `needs` alone say which."""
         if (layer, rank) not in self._sent:
-            self._sent[layer, rank] = torch.nonzero(self.shown[layer] & self.needs(rank)).flatten()
+            self._find_sent([(layer, rank)])
         return self._sent[layer, rank]
 
-    @property
+    def prepare(self, rank: int, ranks: int) -> None:
+        """Find all pixels that the rank sends, gets and composites. Nothing of that waits for the device any more: to
+        be called while it has nothing to do."""
+        self._find_needs(range(ranks))
+        mine = [number for number, layer in enumerate(self.sight.layers) if layer.rank == rank]
+        for number in mine:
+            self._find_sent([(number, other) for other in range(ranks)])
+        self._find_sent([(number, rank) for number in range(len(self.sight.layers)) if number not in mine])
+        self.needed(rank)
+        # What the others composite has said what they are sent: a few MB a rank that nobody asks for any more.
+        for other in set(self._needs) - {rank}:
+            del self._needs[other]
+
+    @cached_property
     def pixel_counter(self) -> torch.Tensor:
-        """`counter` of each pixel, [H, W]."""
-        return subtiles.tile_pixels(self.counter, self.sight.camera)
+        """`counter` of each pixel, [H, W] on the device."""
+        return subtiles.tile_pixels(queued_copy(self.counter, self.device), self.sight.camera)
+
+    def _find_needs(self, ranks: Sequence[int]) -> None:
+        camera = self.sight.camera
+        tiles = queued_copy(torch.stack([self.supervised(rank) for rank in ranks]), self.device)
+        halo = self.compose == "all" and self.collector is None
+        pixels = subtiles.pixels_near(tiles, camera, SSIM_HALO) if halo else subtiles.tile_pixels(tiles, camera)
+        self._needs.update(zip(ranks, pixels.flatten(1), strict=True))
+
+    def _find_sent(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if pairs:
+            masks = torch.stack([self.shown[layer] & self.needs(rank) for layer, rank in pairs])
+            self._sent.update(zip(pairs, subtiles.numbers_of(masks), strict=True))

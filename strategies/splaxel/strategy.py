@@ -9,11 +9,13 @@ import torch
 
 from cuda_src import operators as op
 from cuda_src.camera import Camera
+from cuda_src.exchange import take_records
 from cuda_src.layout import MEAN, RECORD
 from cuda_src.workspace import Workspace
 from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
 from strategies.distribution.halo import fill_halo
 from strategies.distribution.migration import migrate
+from strategies.distribution.regions import queued_copy
 from strategies.gaussians import Gaussians
 from strategies.info import Options
 from strategies.morton import source_order
@@ -53,9 +55,10 @@ class Splaxel(Strategy):
             raise ValueError(f"splaxel: {reason}")
         self.ctx, self.images, self.options, self.comm = ctx, images, options, ctx.comm
         self.device, by_depth = ctx.world.devices[0], options.order == "depth"
-        boxes = median_boxes(source.positions(0, source.count), self.comm.ranks, options.boxes_per_rank)
-        owner = torch.from_numpy(boxes.owner)[boxes.leaf_of(source.positions(0, source.count))]
-        ids = source_order(source, self.device, torch.nonzero(owner == self.comm.rank).flatten())
+        positions = source.positions(0, source.count).to(self.device)
+        boxes = median_boxes(positions, self.comm.ranks, options.boxes_per_rank)
+        mine = torch.nonzero(boxes.owner_of(positions) == self.comm.rank).flatten()
+        ids = source_order(source, self.device, mine.cpu())
         self.gaussians = Gaussians.from_source(source, ids, self.device, ctx.kernels.dtype)
         self.territory = Territory(self.comm, ctx.kernels, options)
         self.renderer = BoxRenderer(ctx, options.boundary, by_depth)
@@ -100,7 +103,7 @@ class Splaxel(Strategy):
                 losses.append(value)
             with clock("compose"):
                 to_colour = gradient.view(-1, 3)[sharing.needed(comm.rank)[0]]
-                upstream.append(composite_backward(c, to_colour, to_colour @ self.background))
+                upstream.append(composite_backward(c, to_colour, (to_colour * self.background).sum(dim=1)))
         with clock("exchange_backward"):
             asked = self.pixels.backward(sharings, upstream, self.background)
         with clock("raster_backward"):
@@ -108,6 +111,9 @@ class Splaxel(Strategy):
         if copies:
             with clock("exchange_boundary"):
                 partials = return_gradients(comm, copies, partials)
+        views = [visit.view for visit in visits]
+        with clock("masks"):
+            judged = self.masks.judge(views, sharings, stacks)
         with clock("project_backward"):
             for slot, (visit, s, o, partial) in enumerate(zip(visits, splats, own, partials, strict=True)):
                 rendered = o.instances[: s.count] > 0
@@ -117,12 +123,12 @@ class Splaxel(Strategy):
         with clock("optimize"):
             self._optimize(visits)
         with clock("masks"):
-            self.masks.learn([v.view for v in visits], sharings, stacks, self._images_seen)
+            self.masks.learn(views, sharings, judged, self._images_seen)
         with clock("repartition"):
             self._keep_up(visits, splats, own)
         self.counts.add(sharings, comm.rank)
         steps = 1 if self.options.window == 1 else len(visits)
-        visible, instances = sum(s.count for s in splats), sum(int(o.instances.sum()) for o in own)
+        visible, instances = sum(s.count for s in splats), torch.stack([o.instances.sum() for o in own]).sum()
         return StepReport(len(visits), steps, torch.stack(losses).sum() / len(visits), visible, instances)
 
     def render(self, camera: Camera) -> torch.Tensor | None:
@@ -133,7 +139,8 @@ class Splaxel(Strategy):
         if self.options.boundary == "keep":
             margins = self.territory.margins([-1], [camera], [splats])[0]
         sight = self.territory.sight(camera, margins=margins)
-        sharing = Sharing(sight, {}, everyone, self.options.compose, collector=0)
+        sharing = Sharing(sight, {}, everyone, self.options.compose, self.device, collector=0)
+        sharing.prepare(self.comm.rank, self.comm.ranks)
         if self.options.boundary == "exact":
             wanted = self.territory.wanted(splats, sight, everyone)
             splats = send_copies(self.comm, [splats], [wanted])[0][0]
@@ -148,9 +155,9 @@ class Splaxel(Strategy):
 
     def load(self, reader: ShardReader) -> None:
         everything = Gaussians.from_reader(reader, self.device, self.ctx.kernels.dtype)
-        boxes = median_boxes(everything.parameters[:, MEAN], self.comm.ranks, self.options.boxes_per_rank)
-        owner = torch.from_numpy(boxes.owner).to(self.device)[boxes.leaf_of(everything.parameters[:, MEAN])]
-        self.gaussians = everything.rows(owner == self.comm.rank)
+        means = everything.parameters[:, MEAN]
+        boxes = median_boxes(means, self.comm.ranks, self.options.boxes_per_rank)
+        self.gaussians = everything.rows(boxes.owner_of(means) == self.comm.rank)
         self._settle(boxes)
 
     def statistics(self) -> dict[str, float]:
@@ -193,8 +200,12 @@ class Splaxel(Strategy):
         if self.comm.rank not in visit.takes_part:
             nothing = gaussians.ids[:0]
             return op.Splats(nothing, nothing, gaussians.parameters.new_empty((0, RECORD)))
-        degree = sh_degree(self.ctx.training, visit.images)
-        return op.project(kernels, gaussians.parameters, gaussians.ids, visit.camera, degree, self._work(slot, "view"))
+        degree, work, bounds = (
+            sh_degree(self.ctx.training, visit.images),
+            self._work(slot, "view"),
+            gaussians.bounds(kernels),
+        )
+        return op.project(kernels, gaussians.parameters, gaussians.ids, visit.camera, degree, work, bounds=bounds)
 
     def _sharings(self, visits: Sequence[Visit], splats: Sequence[op.Splats]) -> list[Sharing]:
         """Who shows, composites and supervises what in each view."""
@@ -202,14 +213,25 @@ class Splaxel(Strategy):
         margins: Sequence[list[float] | None] = [None] * len(visits)
         if self.options.boundary == "keep":
             margins = territory.margins([v.view for v in visits], [v.camera for v in visits], splats)
-        return [
-            Sharing(territory.sight(v.camera, v.view, m), self.masks.active(v.view), v.takes_part, self.options.compose)
+        sharings = [
+            Sharing(
+                territory.sight(v.camera, v.view, m),
+                self.masks.active(v.view),
+                v.takes_part,
+                self.options.compose,
+                self.device,
+            )
             for v, m in zip(visits, margins, strict=True)
         ]
+        for sharing in sharings:
+            sharing.prepare(self.comm.rank, self.comm.ranks)
+        return sharings
 
     def _render_boxes(self, sharing: Sharing, splats: op.Splats, slot: int, view: int | None = None) -> OwnImages:
         """view: whose occlusion history is used and kept; None for neither."""
-        held, boxes = self.territory.held(splats, sharing.sight), self.territory.boxes
+        boxes = self.territory.boxes
+        with self.ctx.clock("bin"):
+            held = self.territory.held(splats, sharing.sight)
         return self.renderer.forward(sharing, boxes, splats, held, lambda box: self._work(slot, box), view)
 
     def _picture(self, sharing: Sharing, composed: Composite) -> torch.Tensor:
@@ -232,7 +254,8 @@ class Splaxel(Strategy):
                 continue
             target = self.images.region(visit.view, whole, self.device)
             mask = self.images.mask(visit.view, whole, self.device)
-            listed, weight = torch.nonzero(tiles).flatten().to(torch.int32), self.ctx.training.ssim_weight
+            listed = queued_copy(torch.nonzero(tiles).flatten().to(torch.int32), self.device)
+            weight = self.ctx.training.ssim_weight
             loss = op.l1_ssim(self.ctx.kernels, picture, target, self._work(slot, name), mask, listed, "exact", weight)
             gradient += loss.gradient
             if name == "counted":
@@ -245,13 +268,12 @@ class Splaxel(Strategy):
         if self.options.window > 1 and self.comm.rank not in visit.takes_part:
             return
         degree, work = sh_degree(self.ctx.training, visit.images), self._work(slot, "view")
-        parameters, kernels = self.gaussians.parameters, self.ctx.kernels
-        gradients = op.project_backward(kernels, parameters, splats, visit.camera, degree, partial, work)
-        rows = splats.rows
         if self.options.saturation == "on" or self.ctx.training.occlusion == "history":
             # What they removed from this view is not visible in it: without this, its moments would move it.
-            rows, gradients = rows[rendered], gradients[rendered]
-        self.optimizer.add(rows, gradients)
+            kept = torch.nonzero(rendered).flatten()
+            records = take_records(self.ctx.kernels, work, "rendered.records", len(kept)).copy_(splats.records[kept])
+            splats, partial = op.Splats(splats.rows[kept], splats.ids[kept], records), partial[kept]
+        self.optimizer.add_splats(self.gaussians, splats, visit.camera, degree, partial, work)
 
     def _optimize(self, visits: Sequence[Visit]) -> None:
         """One step for the batch, or one for each view that ran beside others, where this rank takes part."""
@@ -268,13 +290,13 @@ class Splaxel(Strategy):
         """Remember what the step cost; measure bounds and cut boxes anew when due."""
         for s, o in zip(splats, own, strict=True):
             self.work_of.index_add_(0, s.rows, o.instances[: s.count].to(self.work_of.dtype))
-            self.work += int(o.instances.sum())
+            self.work += o.instances.sum()
         options, seen = self.options, self._images_seen
         if options.window > 1:
             # A rank that saw a splat of its own or of another may do so again.
             self.participation.learn([v.view for v in visits], [len(o.instances) > 0 for o in own])
         if _crossed(seen, len(visits), options.repartition_images):
-            if imbalance(self.comm, self.work) > options.repartition_imbalance:
+            if imbalance(self.comm, float(self.work)) > options.repartition_imbalance:
                 self._repartition()
             self._forget_work()
         if _crossed(seen, len(visits), SURVEY_IMAGES):
@@ -285,8 +307,7 @@ class Splaxel(Strategy):
         """Boxes of equal work, and every Gaussian to the rank whose box holds its mean."""
         means = self.gaussians.parameters[:, MEAN]
         boxes = balanced_boxes(self.comm, means, 1 + self.work_of, self.options.boxes_per_rank)
-        owner = torch.from_numpy(boxes.owner).to(self.device)[boxes.leaf_of(means)]
-        self.gaussians = migrate(self.comm, self.ctx.kernels, self.gaussians, owner)
+        self.gaussians = migrate(self.comm, self.ctx.kernels, self.gaussians, boxes.owner_of(means))
         self._settle(boxes)
 
     def _settle(self, boxes: Boxes) -> None:
@@ -298,8 +319,8 @@ class Splaxel(Strategy):
         self._forget_work()
 
     def _forget_work(self) -> None:
-        """Instances rendered since, by this rank and of each of its Gaussians, [N] float32."""
-        self.work = 0
+        """Instances rendered since, by this rank, 0-d, and of each of its Gaussians, [N] float32."""
+        self.work = torch.zeros((), dtype=torch.int64, device=self.device)
         self.work_of = torch.zeros(self.gaussians.count, device=self.device)
 
     def _work(self, slot: int, part: int | str) -> Workspace:

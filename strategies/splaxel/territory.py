@@ -45,20 +45,20 @@ class Territory:
         """Measure the bounds of the splats of each box anew, means ± full extent. Collective."""
         convention = self._kernels.convention
         own = self.boxes.of(self._comm.rank)
-        parameters = gaussians.parameters.double()
-        reach = torch.log(torch.sigmoid(parameters[:, OPACITY_LOGIT]) / convention.alpha_min)
-        extent = torch.sqrt(2 * reach.clamp(min=0)) * parameters[:, LOG_SCALE].amax(dim=1).exp()
+        means, log_scales, logits = (gaussians.parameters[:, c].double() for c in (MEAN, LOG_SCALE, OPACITY_LOGIT))
+        reach = torch.log(torch.sigmoid(logits) / convention.alpha_min)
+        extent = torch.sqrt(2 * reach.clamp(min=0)) * log_scales.amax(dim=1).exp()
         bounds = torch.empty((len(own), 2, 3), dtype=torch.float64)
         bounds[:, 0], bounds[:, 1] = torch.inf, -torch.inf
         for number, box in enumerate(own):
             mine = (self.box_of == box) & (reach >= 0)
             if bool(mine.any()):
-                mean, around = parameters[mine, MEAN], extent[mine, None]
+                mean, around = means[mine], extent[mine, None]
                 bounds[number, 0], bounds[number, 1] = (mean - around).amin(dim=0), (mean + around).amax(dim=0)
         told = self._comm.gather("regions", bounds)
         self.bounds = torch.empty((self.boxes.count, 2, 3), dtype=torch.float64)
         for rank, part in enumerate(told):
-            self.bounds[self.boxes.of(rank)] = part.cpu()
+            self.bounds[self.boxes.of(rank)] = part
         self._sights, self._margins = {}, {}
 
     def sight(self, camera: Camera, view: int | None = None, margins: Sequence[float] | None = None) -> Sight:
@@ -96,7 +96,7 @@ class Territory:
                     largest[n, number] = float(radius[mine].max())
         told = torch.zeros((self.boxes.count, len(views)), dtype=torch.float64)
         for rank, part in enumerate(self._comm.gather("regions", largest)):
-            told[self.boxes.of(rank)] = part.cpu()
+            told[self.boxes.of(rank)] = part
         by_view: list[list[float]] = told.T.tolist()
         self._margins |= dict(zip(views, by_view, strict=True))
         return by_view
@@ -119,13 +119,15 @@ class Territory:
                     seen.add(rank)
         return frozenset(seen)
 
-    def held(self, splats: Splats, sight: Sight) -> dict[int, torch.Tensor]:
-        """By own box in sight, the splats that it may show, [V] bool."""
+    def held(self, splats: Splats, sight: Sight) -> dict[int, torch.Tensor | slice]:
+        """By own box in sight, the splats that it may show: their numbers, or a slice where it is all of them."""
         own = [box for box in sight.order if self.boxes.owner[box] == self._comm.rank]
         if self._options.boundary == "exact":
             plate = plates(self._kernels, splats, sight.camera)
-            return {box: meets(plate, self.boxes.corners[box]) for box in own}
-        return {box: self.box_of[splats.rows] == box for box in own}
+            return {box: torch.nonzero(meets(plate, self.boxes.corners[box])).flatten() for box in own}
+        if len(self.boxes.of(self._comm.rank)) == 1:
+            return dict.fromkeys(own, slice(None))
+        return {box: torch.nonzero(self.box_of[splats.rows] == box).flatten() for box in own}
 
     def wanted(self, splats: Splats, sight: Sight, takes_part: frozenset[int]) -> list[torch.Tensor]:
         """By rank, which of this rank's splats have a plate that meets a box of it in sight, [V] bool."""

@@ -90,7 +90,7 @@ def _clipped(points: np.ndarray, edges: np.ndarray, planes: np.ndarray) -> np.nd
 
 def _hull(points: np.ndarray) -> np.ndarray:
     """Convex hull, counter-clockwise (Andrew's monotone chain, 1979), [n, 2]."""
-    points = np.unique(points, axis=0)
+    points = np.array(sorted(set(map(tuple, points.tolist()))))
     if len(points) < 3:
         return points
 
@@ -110,25 +110,34 @@ def _cross(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _covered(camera: Camera, polygon: np.ndarray, margin: float) -> torch.Tensor:
-    """Sub-tiles whose rectangle comes within `margin` of the convex polygon (separating axes)."""
+    """Sub-tiles whose rectangle comes within `margin` of the convex polygon (separating axes).
+
+    In a row of the grid those on the inner side of an edge are a run of columns that begins or ends at the border.
+    """
     rows, columns = subtiles.grid_shape(camera)
     left, top = np.arange(columns) * subtiles.WIDTH - margin, np.arange(rows) * subtiles.HEIGHT - margin
     right, bottom = left + subtiles.WIDTH + 2 * margin, top + subtiles.HEIGHT + 2 * margin
     across = (left <= polygon[:, 0].max()) & (right >= polygon[:, 0].min()) & (left - camera.width < -margin)
     along = (top <= polygon[:, 1].max()) & (bottom >= polygon[:, 1].min()) & (top - camera.height < -margin)
-    covered = along[:, None] & across[None, :]
+    first, last = np.zeros(rows, dtype=np.int64), np.full(rows, columns)
     for start, end in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
         nx, ny = end[1] - start[1], start[0] - end[0]
         # The outward normal of a counter-clockwise edge; the rectangle's corner farthest inside decides.
-        inmost = nx * np.where(nx > 0, left, right)[None, :] + ny * np.where(ny > 0, top, bottom)[:, None]
-        covered &= inmost <= nx * start[0] + ny * start[1] + 1e-9 * (abs(nx) + abs(ny)) * camera.width
-    return torch.from_numpy(covered)
+        most = nx * start[0] + ny * start[1] + 1e-9 * (abs(nx) + abs(ny)) * camera.width
+        most_across = most - ny * (top if ny > 0 else bottom)
+        if nx > 0:
+            last = np.minimum(last, np.searchsorted(nx * left, most_across, side="right"))
+        else:
+            first = np.maximum(first, columns - np.searchsorted((nx * right)[::-1], most_across, side="right"))
+    column = np.arange(columns)
+    inside = (first[:, None] <= column) & (column < last[:, None])
+    return torch.from_numpy(along[:, None] & across[None, :] & inside)
 
 
-def rays(camera: Camera) -> torch.Tensor:
+def rays(camera: Camera, device: torch.device) -> torch.Tensor:
     """World direction of each pixel centre's ray for a unit of view depth, [3, H, W] float64."""
-    x = (torch.arange(camera.width, dtype=torch.float64) + 0.5 - camera.cx) / camera.fx
-    y = (torch.arange(camera.height, dtype=torch.float64) + 0.5 - camera.cy) / camera.fy
+    x = (torch.arange(camera.width, dtype=torch.float64, device=device) + 0.5 - camera.cx) / camera.fx
+    y = (torch.arange(camera.height, dtype=torch.float64, device=device) + 0.5 - camera.cy) / camera.fy
     rotation = camera.world_to_camera[:3, :3]
     return torch.stack(
         [
@@ -144,7 +153,7 @@ def depth_interval(camera: Camera, directions: torch.Tensor, corners: np.ndarray
     A face's crossing depth is the same expression for the boxes on both of its sides, bit for bit, and so is what a
     rounding makes of it: the intervals of all boxes share the ray out without gap or overlap.
     """
-    enter = torch.full(directions.shape[1:], -torch.inf, dtype=torch.float64)
+    enter = torch.full_like(directions[0], -torch.inf)
     leave = torch.full_like(enter, torch.inf)
     for axis in range(3):
         start, step = float(camera.centre[axis]), directions[axis]

@@ -46,6 +46,7 @@ class OcclusionHistory:
         light = _most_of_tile(torch.where(raster.stopped > 0, 0.0, raster.transmittance), camera)
         known = self._limits.get(view)
         if known is not None:
+            known = known.to(deepest.device)
             deepest = torch.where(deepest.isinf() & (light < _BUDGET), known, deepest)
         return deepest if tiles is None else deepest[tiles.long()]
 

@@ -20,13 +20,25 @@ class RowAdam:
     `training.optimizer` decides the rows: `dense` all of them, as if every view saw every Gaussian; `visible` those
     with a footprint in a view of the step; `touched` those of them whose gradient is not zero. Where the kernels move
     rows at once, gradients by splat wait for `step` and never become gradients by row.
+
+    all_rows: [n] int64 ascending, the rows that `dense` moves where the tables also hold rows of others; None: all.
     """
 
-    def __init__(self, training: Training, kernels: KernelSet, extent: float, workspace: Workspace):
+    def __init__(
+        self,
+        training: Training,
+        kernels: KernelSet,
+        extent: float,
+        workspace: Workspace,
+        all_rows: torch.Tensor | None = None,
+    ):
         self._training = training
         self._kernels = kernels
         self._extent = extent
         self._workspace = workspace
+        self._all_rows = all_rows
+        # Kernels that move rows at once know only of whole tables.
+        self._at_once = kernels.moves_at_once and (all_rows is None or training.optimizer != "dense")
         self._seen: list[Seen] = []
         self._degree = 0
         self._rows: list[torch.Tensor] = []
@@ -44,7 +56,7 @@ class RowAdam:
 
         Splats and gradients are kept by reference until then. degree: the same for all views of a step.
         """
-        if self._kernels.moves_at_once:
+        if self._at_once:
             self._seen.append(Seen(splats, camera, partial))
             self._degree = degree
             return
@@ -95,10 +107,12 @@ class RowAdam:
         """Distinct rows, their summed gradients and the number of views each averages over."""
         batch = len(self._rows)
         if self._training.optimizer == "dense":
-            gradients = self._workspace.zeros("gradients", (count, PARAMETERS), self._kernels.dtype)
+            every = self._all_rows
+            if every is None:
+                every = torch.arange(count, device=self._workspace.device)
+            gradients = self._workspace.zeros("gradients", (len(every), PARAMETERS), self._kernels.dtype)
             for rows, part in zip(self._rows, self._gradients, strict=True):
-                gradients.index_add_(0, rows, part)
-            every = torch.arange(count, device=gradients.device)
+                gradients.index_add_(0, rows if self._all_rows is None else torch.searchsorted(every, rows), part)
             return every, gradients, torch.full_like(every, batch, dtype=torch.int32)
         if batch == 1:
             rows, gradients = self._rows[0], self._gradients[0]

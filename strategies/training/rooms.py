@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
@@ -29,45 +30,80 @@ class Need:
     overflow: bool = False
 
 
-class Rooms:
+Seen = TypeVar("Seen", bound=Hashable)
+"""What stands for a view: its number, or its camera."""
+
+
+class Rooms(Generic[Seen]):
     """What each view needed at its last visit, and the overflow flag that all their rooms share."""
 
     def __init__(self, device: torch.device) -> None:
         self.overflow = torch.zeros(1, dtype=torch.int32, device=device)
-        self._needs: dict[int, tuple[int, int]] = {}
-        self._refused: set[int] = set()
+        self._needs: dict[Seen, tuple[int, int]] = {}
+        self._rooms: dict[Seen, Room] = {}
+        self._refused: set[Seen] = set()
 
-    def of(self, views: Iterable[int]) -> list[Room] | None:
+    def of(self, views: Iterable[Seen]) -> list[Room] | None:
         """A room for each view; None if one of them has no visit to learn from, or is refused."""
         rooms = []
         for view in views:
-            need = self._needs.get(view)
-            if need is None or view in self._refused:
+            room = self._rooms.get(view)
+            if room is None or view in self._refused:
                 return None
-            rooms.append(Room(_with_margin(need[0]), _with_margin(need[1]), self.overflow))
+            rooms.append(room)
         return rooms
 
-    def learn(self, view: int, splats: int, instances: int) -> None:
-        """What a visit of the view needed."""
-        self._needs[view] = splats, instances
+    def learn(self, view: Seen, splats: int, instances: int) -> None:
+        """What a visit of the view needed. Its room stays while it fits, as kernels keep what they prepared for it."""
+        needs = splats, instances
+        if self._needs.get(view) == needs:
+            return
+        self._needs[view] = needs
+        room = self._rooms.get(view)
+        if room is None or not (fits(room.splats, splats) and fits(room.instances, instances)):
+            self._rooms[view] = Room(with_margin(splats), with_margin(instances), self.overflow)
 
-    def grow(self, view: int, splats: int, instances: int) -> None:
+    def grow(self, view: Seen, splats: int, instances: int) -> None:
         """What the view needed is at least so much: with splats that are not drawn, which exact counts leave out."""
         known = self._needs.get(view, (0, 0))
-        self._needs[view] = max(known[0], splats), max(known[1], instances)
+        self.learn(view, max(known[0], splats), max(known[1], instances))
 
-    def refuse(self, view: int) -> None:
+    def overflowed(self, view: Seen, room: Room, need: Need) -> None:
+        """The view set the flag in that room, needing so much, and has been done again exactly."""
+        if need.splats <= room.splats and need.instances <= room.instances:
+            self.refuse(view)  # Not for its size: for equal depths, which it will have again.
+        else:
+            self.grow(view, need.splats, need.instances)
+
+    def refuse(self, view: Seen) -> None:
         """The view overflows whatever its room: it keeps exact steps."""
         self._refused.add(view)
+
+    @property
+    def visited(self) -> int:
+        """How many views have been."""
+        return len(self._needs)
 
     def clear(self) -> None:
         """Forget every view: the Gaussians are others now."""
         self._needs.clear()
+        self._rooms.clear()
         self._refused.clear()
 
 
-def _with_margin(need: int) -> int:
-    return need + need // MARGIN_SHARE + MARGIN
+def _margin(need: int) -> int:
+    return need // MARGIN_SHARE + MARGIN
+
+
+def with_margin(need: int) -> int:
+    """Room for what is needed now and may be needed next."""
+    return need + _margin(need)
+
+
+def fits(room: int, need: int) -> bool:
+    """Whether a room may stay. Three quarters of the margin are left, and not more than two margins."""
+    margin = _margin(need)
+    return 3 * margin <= 4 * (room - need) <= 8 * margin
 
 
 class Readback:
@@ -79,15 +115,20 @@ class Readback:
         self._needs = torch.empty((views, 4), dtype=torch.int64, pin_memory=on_gpu)
         self._losses = torch.empty(views, pin_memory=on_gpu)
         # Indexing takes as long as a copy does.
-        self._of_views = tuple(zip(self._needs.unbind(), self._losses.unbind(), strict=True))
+        self._by_view = self._needs.unbind(), self._losses.unbind()
         self._arrived = torch.cuda.Event() if on_gpu else None
 
-    def send(self, bins: Sequence[Bins], losses: Sequence[torch.Tensor]) -> None:
-        """Copy what these views left, behind the work queued so far; their memory may be reused by later work."""
-        for (own_need, own_loss), of_view, loss in zip(self._of_views, bins, losses, strict=True):
+    def send(self, bins: Sequence[Bins], losses: Sequence[torch.Tensor] = ()) -> None:
+        """Copy what these views left, behind the work queued so far; their memory may be reused by later work.
+
+        losses: none of views that are drawn only.
+        """
+        needs, own_losses = self._by_view
+        for need, of_view in zip(needs, bins, strict=True):
             assert of_view.needed is not None
-            own_need.copy_(of_view.needed, non_blocking=True)
-            own_loss.copy_(loss, non_blocking=True)
+            need.copy_(of_view.needed, non_blocking=True)
+        for own, loss in zip(own_losses, losses, strict=False):
+            own.copy_(loss, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record(torch.cuda.current_stream(self._device))
 

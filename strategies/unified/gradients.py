@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from cuda_src.camera import TILE
-from cuda_src.exchange import SENT_GRADIENTS
-from cuda_src.layout import GRADIENT
-from cuda_src.operators import Bins, Raster
+from cuda_src.exchange import SENT_GRADIENTS, add_to_owners
+from cuda_src.layout import ACCUMULATOR_STRIDE, GRADIENT
+from cuda_src.operators import Bins, KernelSet, Raster, Splats
 from strategies.distribution.gaussian_exchange import BACKWARD_BYTES
 from strategies.distribution.ledger import Ledger
 from strategies.unified.arenas import Arena
-from strategies.unified.frames import Frames
+from strategies.unified.frames import Frame, Frames
 from strategies.unified.push import Route
 from strategies.unified.sectors import item_bytes
 
@@ -23,16 +23,21 @@ from strategies.unified.sectors import item_bytes
 class GradientReturn(ABC):
     """One batch's way back. `leave` runs on the streams of those who rendered, `collect`, after a join, on the owners'.
 
-    A sum over places is taken in the order of places, so that two runs have the same bits.
+    Between making one and the first `leave` places meet. A sum over places is taken in the order of places, so that two
+    runs have the same bits where each place's do.
     """
 
-    def __init__(self, route: Route, arenas: Sequence[Arena]):
-        self.route, self.arenas = route, arenas
+    def __init__(self, route: Route, arenas: Sequence[Arena], kernels: KernelSet):
+        self.route, self.arenas, self.kernels = route, arenas, kernels
         self.places = len(arenas)
 
+    def summed_by(self, frame: Frame) -> tuple[Splats, Bins]:
+        """What the raster backward is given: the splats that it sums gradients by, and their instances."""
+        return frame.splats, frame.bins
+
     @abstractmethod
-    def leave(self, view: int, place: int, gradients: torch.Tensor) -> None:
-        """Gradients [slots, GRADIENT] of the place's inbox, where their owners find them."""
+    def leave(self, view: int, place: int, frame: Frame, gradients: torch.Tensor) -> None:
+        """Gradients [V, GRADIENT] of what the place's frame was summed by, where their owners find them."""
 
     @abstractmethod
     def collect(self, view: int, owner: int) -> torch.Tensor:
@@ -59,14 +64,15 @@ class GradientReturn(ABC):
 class Push(GradientReturn):
     """Gradients take the place of the records in the inbox; owners read their slots, remotely and in order."""
 
-    def leave(self, view: int, place: int, gradients: torch.Tensor) -> None:
+    def leave(self, view: int, place: int, frame: Frame, gradients: torch.Tensor) -> None:
         self.route.inboxes[view][place][:, :SENT_GRADIENTS] = gradients[:, :SENT_GRADIENTS]
 
     def collect(self, view: int, owner: int) -> torch.Tensor:
         totals = self._totals(view, owner)
         for place in range(self.places):
-            slots = self.route.slots(view, owner, place)
-            self._add(totals, view, owner, place, self.route.inboxes[view][place][slots])
+            slots = self.route.inboxes[view][place][self.route.slots(view, owner, place)]
+            # Whole slots of another GPU, so that the link moves whole sectors.
+            self._add(totals, view, owner, place, slots.to(totals.device, non_blocking=True))
         return totals
 
     def moved_bytes(self, frames: Frames) -> torch.Tensor:
@@ -74,24 +80,48 @@ class Push(GradientReturn):
 
 
 class RemoteAtomic(GradientReturn):
-    """The raster backward adds to the owner's accumulators, one vector reduction a (tile, splat).
+    """Owners' accumulators, to which who rendered adds a vector reduction a (tile, splat), remotely.
 
-    On a GPU the order of additions is the hardware's; here every place's reductions wait for the join and are
-    applied in the order of places.
+    An owner has an accumulator for each splat and place that rendered it, so that its sum over places has an order. At
+    one place the order of additions is the hardware's on a GPU.
     """
 
-    def __init__(self, route: Route, arenas: Sequence[Arena]):
-        super().__init__(route, arenas)
-        self._waiting: list[dict[int, torch.Tensor]] = [{} for _ in range(self.places)]
+    def __init__(self, route: Route, arenas: Sequence[Arena], kernels: KernelSet):
+        super().__init__(route, arenas, kernels)
+        places = range(self.places)
+        self._accumulators: list[list[tuple[torch.Tensor, ...]]] = []
+        """By view, owner and place that adds."""
+        for view in range(route.views):
+            slots = [[route.slots(view, owner, place) for place in places] for owner in places]
+            lengths = [[one.stop - one.start for one in of_owner] for of_owner in slots]
+            works = [arena.works[view] for arena in arenas]
+            self._accumulators.append(
+                [
+                    work.zeros("accumulators", (sum(own), ACCUMULATOR_STRIDE), kernels.dtype).split(own)
+                    for work, own in zip(works, lengths, strict=True)
+                ]
+            )
 
-    def leave(self, view: int, place: int, gradients: torch.Tensor) -> None:
-        self._waiting[place][view] = gradients
+    def summed_by(self, frame: Frame) -> tuple[Splats, Bins]:
+        """Each instance as a splat of its own."""
+        splats, bins = frame.splats, frame.bins
+        which = bins.splat.long()
+        every = torch.arange(bins.instances + 1, device=which.device)
+        ordered = bins.slot is not None
+        alone = Bins(
+            bins.tiles, bins.starts, every[:-1].int(), every[:-1] if ordered else None, every if ordered else None
+        )
+        return Splats(splats.rows[which], splats.ids[which], splats.records[which]), alone
+
+    def leave(self, view: int, place: int, frame: Frame, gradients: torch.Tensor) -> None:
+        accumulators = [of_owner[place] for of_owner in self._accumulators[view]]
+        counted = walked(frame.bins, frame.raster)
+        add_to_owners(self.kernels, gradients, frame.bins.splat, counted, accumulators)
 
     def collect(self, view: int, owner: int) -> torch.Tensor:
         totals = self._totals(view, owner)
-        for place, waiting in enumerate(self._waiting):
-            if view in waiting:
-                self._add(totals, view, owner, place, waiting[view][self.route.slots(view, owner, place)])
+        for place, accumulated in enumerate(self._accumulators[view][owner]):
+            self._add(totals, view, owner, place, accumulated)
         return totals
 
     def moved_bytes(self, frames: Frames) -> torch.Tensor:
@@ -100,32 +130,33 @@ class RemoteAtomic(GradientReturn):
         for place, of_place in enumerate(frames):
             for view, frame in of_place.items():
                 slots = frame.bins.splat[walked(frame.bins, frame.raster)].long()
-                ends = torch.tensor(self.route.first[view][place][1:])
-                table[place] += torch.bincount(torch.searchsorted(ends, slots, right=True), minlength=self.places)
+                ends = torch.tensor(self.route.first[view][place][1:], device=slots.device)
+                owners = torch.searchsorted(ends, slots, right=True)
+                table[place] += torch.bincount(owners, minlength=self.places).cpu()
         return table * item_bytes(BACKWARD_BYTES)
 
 
 class LocalReduce(GradientReturn):
     """A dense buffer of all rows at every place and view, then a reduce-scatter: a control for the other two."""
 
-    def __init__(self, route: Route, arenas: Sequence[Arena]):
-        super().__init__(route, arenas)
-        dtype = route.inboxes[0][0].dtype
-        shape = (sum(len(arena.rows) for arena in arenas), SENT_GRADIENTS)
-        self._buffers = [[a.works[v].zeros("dense", shape, dtype) for a in arenas] for v in range(route.views)]
+    def __init__(self, route: Route, arenas: Sequence[Arena], kernels: KernelSet):
+        super().__init__(route, arenas, kernels)
+        shape = (sum(arena.count for arena in arenas), SENT_GRADIENTS)
+        self._buffers = [[a.works[v].zeros("dense", shape, kernels.dtype) for a in arenas] for v in range(route.views)]
 
-    def leave(self, view: int, place: int, gradients: torch.Tensor) -> None:
+    def leave(self, view: int, place: int, frame: Frame, gradients: torch.Tensor) -> None:
         self._buffers[view][place][self.route.rows(view, place)] = gradients[:, :SENT_GRADIENTS]
 
     def collect(self, view: int, owner: int) -> torch.Tensor:
-        rows = self.arenas[owner].rows
-        reduced = sum((buffer[rows] for buffer in self._buffers[view][1:]), start=self._buffers[view][0][rows])
-        totals = self._totals(view, owner)
-        totals[:, :SENT_GRADIENTS] = reduced[self.route.owners[owner].splats[view].rows]
+        arena, totals = self.arenas[owner], self._totals(view, owner)
+        reduced = totals.new_zeros((arena.count, SENT_GRADIENTS))
+        for buffer in self._buffers[view]:
+            reduced += buffer[arena.rows_on(buffer.device)].to(totals.device, non_blocking=True)
+        totals[:, :SENT_GRADIENTS] = reduced[arena.positions(self.route.owners[owner].splats[view])]
         return totals
 
     def moved_bytes(self, frames: Frames) -> torch.Tensor:
-        owned = torch.tensor([len(arena.rows) for arena in self.arenas])
+        owned = torch.tensor([arena.count for arena in self.arenas])
         return (owned * BACKWARD_BYTES * self.route.views).expand(self.places, self.places)
 
 
@@ -133,7 +164,7 @@ def walked(bins: Bins, raster: Raster) -> torch.Tensor:
     """Instances that the raster backward walks over, [M] bool: up to the last that a pixel of their tile blended."""
     deepest = F.max_pool2d(raster.last[None].double(), TILE, ceil_mode=True)[0].flatten()[bins.tiles.long()]
     lengths = bins.starts[1:] - bins.starts[:-1]
-    number = torch.arange(bins.instances) - bins.starts[:-1].repeat_interleave(lengths)
+    number = torch.arange(bins.instances, device=lengths.device) - bins.starts[:-1].repeat_interleave(lengths)
     return number < deepest.repeat_interleave(lengths)
 
 

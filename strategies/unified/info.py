@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from cuda_src.layout import PARAMETERS
-from strategies.info import Options, StrategyInfo, cpu_only, never_varies
+from strategies.info import Options, StrategyInfo, never_varies
 
 ROW_BYTES = 4 * PARAMETERS
 """One Gaussian in one of the three tables (parameters and two moments), float32."""
@@ -33,7 +33,7 @@ def lacks(options: UnifiedOptions, device: str) -> str | None:
         return "placement managed: needs cudaMallocManaged, device is cpu"
     if options.placement == "round_robin" and device == "cuda" and options.stripe_bytes % (2 * MEBIBYTE):
         return f"stripe_bytes {options.stripe_bytes}: CUDA's virtual memory is mapped in multiples of 2 MiB"
-    return cpu_only(options, device)
+    return None
 
 
 INFO = StrategyInfo(
@@ -44,6 +44,7 @@ INFO = StrategyInfo(
     processes="one",
     engines=("local",),
     exact_when="always, on any number of places",
+    gpu_kernels=("compiled",),
     lacks=lacks,
     varies=never_varies,
 )

@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 
 from cuda_src import operators as op
+from cuda_src.exchange import route_splats
 from strategies.base import Context
 from strategies.distribution.regions import Regions
-from strategies.training.occlusion import with_instances
 from strategies.training.optimizer import RowAdam
 from strategies.unified.arenas import Arena
 from strategies.unified.frames import Frame
 from strategies.unified.gradients import GradientReturn
-from strategies.unified.push import Addressed, Route, addressed
+from strategies.unified.push import Addressed, Route, addressed, shown
 
 Truth = tuple[torch.Tensor, torch.Tensor | None]
 """A view's photograph [H, W, 3] uint8 and its mask [H, W] uint8, if it has one."""
@@ -30,20 +30,23 @@ class Place:
         # A stream is one thread: kernels inside it add none.
         self.kernels = replace(ctx.kernels, threads=1)
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=arena.device)
-        self.optimizer = RowAdam(ctx.training, self.kernels, ctx.extent, arena.shared)
+        own = None if arena.owns_all_it_sees else arena.at
+        self.optimizer = RowAdam(ctx.training, self.kernels, ctx.extent, arena.shared, own)
 
     def project(self, regions: Regions, degree: int) -> Addressed:
         """Project the rows that lie here, and test which places' tiles each splat meets."""
-        arena, kernels, splats, bins = self.arena, self.kernels, [], []
+        arena, kernels, splats, routings = self.arena, self.kernels, [], []
+        gaussians, owners = arena.gaussians, regions.owners(arena.device)
         for view, (camera, work) in enumerate(zip(regions.cameras, arena.works, strict=False)):
-            seen = op.project(kernels, arena.gaussians.parameters, arena.rows, camera, degree, work)
-            limit = regions.limit(view)
-            listed = op.bin_splats(kernels, seen, camera, work, depth_limit=limit)
+            rows, bounds = gaussians.parameters, gaussians.bounds(kernels)
+            seen = op.project(kernels, rows, gaussians.ids, camera, degree, work, bounds=bounds)
+            limit = self._limit(regions, view)
+            routing = route_splats(kernels, seen, camera, owners[view], regions.ranks, work, limit)
             if limit is not None:
-                seen, listed = with_instances(seen, listed)
+                seen, routing = shown(seen, routing)
             splats.append(seen)
-            bins.append(listed)
-        return addressed(splats, bins, regions)
+            routings.append(routing)
+        return addressed(splats, routings)
 
     def bin(self, regions: Regions, route: Route) -> dict[int, tuple[op.Splats, op.Bins]]:
         """Tile lists of this place's tiles from its inbox, by view; views without such tiles are left out."""
@@ -52,7 +55,7 @@ class Place:
             tiles = regions.of(self.number, view)
             if len(tiles):
                 splats = route.received(view, self.number)
-                limit = regions.limit(view)
+                limit = self._limit(regions, view)
                 binned[view] = splats, op.bin_splats(self.kernels, splats, camera, work, tiles, depth_limit=limit)
         return binned
 
@@ -80,17 +83,18 @@ class Place:
     ) -> None:
         """Gradients of the splats of the inbox, left where their owners find them."""
         for view, frame in frames.items():
+            splats, bins = back.summed_by(frame)
             gradients = op.raster_backward(
                 self.kernels,
-                frame.splats,
-                frame.bins,
+                splats,
+                bins,
                 frame.raster,
                 regions.cameras[view],
                 losses[view].gradient,
                 self.arena.works[view],
                 self.background,
             )
-            back.leave(view, self.number, gradients)
+            back.leave(view, self.number, frame, gradients)
 
     def project_backward(self, regions: Regions, degree: int, own: Addressed, partials: Sequence[torch.Tensor]) -> None:
         """From the gradients of this place's splats, by view, to those of its rows."""
@@ -100,3 +104,8 @@ class Place:
     def optimize(self, images_seen: int) -> None:
         """One optimizer step on the rows that lie here."""
         self.optimizer.step(self.arena.gaussians, images_seen)
+
+    def _limit(self, regions: Regions, view: int) -> torch.Tensor | None:
+        """Depth limits of the view's tiles, which are kept on the host, where they are used."""
+        limit = regions.limit(view)
+        return None if limit is None else limit.to(self.arena.device)

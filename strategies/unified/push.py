@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from cuda_src.exchange import Routing
 from cuda_src.layout import RECORD
-from cuda_src.operators import Bins, Splats
+from cuda_src.operators import Splats
 from strategies.distribution.ledger import Ledger
-from strategies.distribution.regions import Regions
 from strategies.unified.arenas import Arena
 from strategies.unified.sectors import run_bytes
 
@@ -30,26 +30,18 @@ class Addressed:
     sent: Sequence[Sequence[torch.Tensor]]
 
 
-def touched_ranks(bins: Bins, owner: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs (rank, splat) of which the rank's tiles hold the splat, sorted: two [n] int64 tensors.
-
-    bins: over all tiles of the view. owner: rank of each tile, [tiles].
-    """
-    lengths = bins.starts[1:] - bins.starts[:-1]
-    rank_of_instance = owner.to(bins.tiles.device)[bins.tiles.long()].repeat_interleave(lengths)
-    assert bins.splat_starts is not None  # Views are listed without rooms here.
-    splats = max(1, len(bins.splat_starts) - 1)
-    pairs = torch.unique(rank_of_instance * splats + bins.splat.long())
-    return pairs // splats, pairs % splats
+def shown(splats: Splats, routing: Routing) -> tuple[Splats, Routing]:
+    """Without splats that go nowhere: hidden in all their tiles, they are neither sent nor moved."""
+    kept = routing.masks != 0
+    return (
+        Splats(splats.rows[kept], splats.ids[kept], splats.records[kept]),
+        Routing(routing.masks[kept], routing.counts),
+    )
 
 
-def addressed(splats: Sequence[Splats], bins: Sequence[Bins], regions: Regions) -> Addressed:
-    """Test which places' tiles each of the owner's splats meets. bins: over all tiles of each view."""
-    sent = []
-    for view, of_view in enumerate(bins):
-        destination, splat = touched_ranks(of_view, regions.owner(view), regions.ranks)
-        sent.append(splat.split(torch.bincount(destination, minlength=regions.ranks).tolist()))
-    return Addressed(splats, sent)
+def addressed(splats: Sequence[Splats], routings: Sequence[Routing]) -> Addressed:
+    """Which places' tiles each of the owner's splats meets, by view."""
+    return Addressed(splats, [[r.splats_to(place) for place in range(r.ranks)] for r in routings])
 
 
 @dataclass(frozen=True)
@@ -89,13 +81,20 @@ class Route:
         return slice(first[source], first[source + 1])
 
     def store(self, source: int) -> None:
-        """On the source's stream: compact its records and store them into every inbox."""
+        """On the source's stream: compact its records and store them into every inbox.
+
+        Into another GPU's they go packed, so that the link moves whole slots.
+        """
         owner = self.owners[source]
         for view, splats in enumerate(owner.splats):
             for destination, sent in enumerate(owner.sent[view]):
-                into = self.inboxes[view][destination][self.slots(view, source, destination)]
-                into[:, :RECORD] = splats.records[sent]
-                numbers(into).copy_(splats.ids[sent])
+                slots = self.inboxes[view][destination][self.slots(view, source, destination)]
+                here = splats.records.device
+                packed = slots if slots.device == here else torch.empty_like(slots, device=here)
+                packed[:, :RECORD] = splats.records[sent]
+                numbers(packed).copy_(splats.ids[sent])
+                if packed is not slots:
+                    slots.copy_(packed, non_blocking=True)
 
     def rows(self, view: int, destination: int) -> torch.Tensor:
         """Row in the table of each slot of an inbox, [slots] int64."""
@@ -105,7 +104,9 @@ class Route:
     def received(self, view: int, destination: int) -> Splats:
         """On the destination's stream: the splats of its inbox, by slot; their ids are rows of the table."""
         inbox = self.inboxes[view][destination]
-        return Splats(torch.arange(len(inbox)), self.rows(view, destination), inbox[:, :RECORD].contiguous())
+        return Splats(
+            torch.arange(len(inbox), device=inbox.device), self.rows(view, destination), inbox[:, :RECORD].contiguous()
+        )
 
     def stored_bytes(self) -> torch.Tensor:
         """Bytes of the slots by source and destination, [places, places] int64, in sectors of 32 B."""

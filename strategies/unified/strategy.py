@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -15,15 +17,17 @@ from strategies.gaussians import Gaussians
 from strategies.info import Options
 from strategies.training.occlusion import OcclusionHistory
 from strategies.training.schedule import sh_degree
-from strategies.unified.arenas import Arena, Streams, join
+from strategies.unified.arenas import Streams
 from strategies.unified.frames import Frames
 from strategies.unified.gradients import GRADIENT_RETURNS
 from strategies.unified.info import UnifiedOptions, lacks
 from strategies.unified.pixels import enter_reads, read_halo, read_image
 from strategies.unified.place import Place, Truth
-from strategies.unified.placement import rows_of, spans_of
 from strategies.unified.push import Route
+from strategies.unified.table import lay_out
 from strategies.views import ViewQueue
+
+T = TypeVar("T")
 
 
 class Unified(Strategy):
@@ -37,10 +41,12 @@ class Unified(Strategy):
         self.costs = TileCosts()
         self.occlusion = OcclusionHistory(ctx.training)
         self._images_seen = 0
-        self._allot(source.count, lambda rows, device: Gaussians.from_source(source, rows, device, ctx.kernels.dtype))
+        self._release: weakref.finalize | None = None
+        host = torch.device("cpu")
+        self._allot(source.count, lambda rows: Gaussians.from_source(source, rows, host, ctx.kernels.dtype).tables)
 
     def step(self, queue: ViewQueue) -> StepReport:
-        ctx, clock, ledger, each = self.ctx, self.ctx.clock, self.ctx.comm.ledger, self.streams.launch
+        ctx, clock, ledger, each = self.ctx, self.ctx.clock, self.ctx.comm.ledger, self._each
         views = queue.take(queue.peek(ctx.batch))
         limits = tuple(self.occlusion.limits(view) for view in views)
         regions = replace(self._cut(views, [ctx.cameras[v] for v in views]), limits=limits)
@@ -48,46 +54,50 @@ class Unified(Strategy):
         route = self._push_splats(regions, degree)
         frames = self._raster(regions, route)
         with clock("exchange_loss"):
-            pixels = [regions.pixel_owner(view) for view in range(ctx.batch)]
-            enter_reads(ledger, "exchange_loss", join(each(lambda p: read_halo(regions, pixels, frames, p.number))))
+            enter_reads(ledger, "exchange_loss", each(lambda p: read_halo(regions, frames, p.number)))
         with clock("loss"):
-            truths = [self._truth(view) for view in views]
-            losses = join(each(lambda p: p.losses(frames[p.number], truths)))
+            devices = ctx.world.devices
+            truths = {device: [self._truth(view, device) for view in views] for device in dict.fromkeys(devices)}
+            losses = each(lambda p: p.losses(frames[p.number], truths[devices[p.number]]))
         with clock("raster_backward"):
-            back = GRADIENT_RETURNS[self.options.exchange](route, [place.arena for place in self.places])
-            join(each(lambda p: p.raster_backward(regions, frames[p.number], losses[p.number], back)))
+            arenas = [place.arena for place in self.places]
+            back = GRADIENT_RETURNS[self.options.exchange](route, arenas, ctx.kernels)
+            self._streams.meet()
+            each(lambda p: p.raster_backward(regions, frames[p.number], losses[p.number], back))
         with clock("exchange_backward"):
-            partials = join(each(lambda p: [back.collect(view, p.number) for view in range(ctx.batch)]))
+            partials = each(lambda p: [back.collect(view, p.number) for view in range(ctx.batch)])
         # Outside the stage: to count what moved can cost more than to move it.
         back.enter(ledger, "exchange_backward", frames)
         with clock("project_backward"):
-            join(each(lambda p: p.project_backward(regions, degree, route.owners[p.number], partials[p.number])))
+            each(lambda p: p.project_backward(regions, degree, route.owners[p.number], partials[p.number]))
         with clock("optimize"):
             self._images_seen += ctx.batch
-            join(each(lambda p: p.optimize(self._images_seen)))
+            each(lambda p: p.optimize(self._images_seen))
         with clock("rebalance"):
             self._learn(views, regions, frames)
         visible = sum(splats.count for owner in route.owners for splats in owner.splats)
         instances = sum(frame.bins.instances for of_place in frames for frame in of_place.values())
-        values = [loss.value for of_place in losses for loss in of_place.values()]
+        home = self.places[0].arena.device
+        values = [loss.value.to(home) for of_place in losses for loss in of_place.values()]
         return StepReport(ctx.batch, 1, torch.stack(values).sum() / ctx.batch, visible, instances)
 
     def render(self, camera: Camera) -> torch.Tensor | None:
         regions = self._cut([-1], [camera])
         route = self._push_splats(regions, sh_degree(self.ctx.training, self._images_seen))
-        image, read = read_image(regions, self._raster(regions, route), view=0, place=0)
+        device = self.places[0].arena.device
+        image, read = read_image(regions, self._raster(regions, route), view=0, place=0, device=device)
         enter_reads(self.ctx.comm.ledger, "render", [read, *([0] * len(self.places) for _ in self.places[1:])])
         return image.clamp(0, 1)
 
     def shards(self) -> Iterator[Shard]:
         for place in self.places:
-            yield from place.arena.gaussians.shards()
+            yield from place.arena.shards()
 
     def load(self, reader: ShardReader) -> None:
         everything = Gaussians.from_reader(reader, torch.device("cpu"), self.ctx.kernels.dtype)
         self.occlusion.clear()
         by_id = torch.argsort(everything.ids)  # Rows of the table stand for ids.
-        self._allot(everything.count, lambda rows, device: everything.rows(by_id[rows]))
+        self._allot(everything.count, lambda rows: everything.rows(by_id[rows]).tables)
 
     @property
     def images_seen(self) -> int:
@@ -97,14 +107,24 @@ class Unified(Strategy):
     def tensor_bytes(self) -> list[int]:
         return [place.arena.peak_bytes for place in self.places]
 
-    def _allot(self, count: int, take: Callable[[torch.Tensor, torch.device], Gaussians]) -> None:
-        """Lay a table of `count` rows out over the places. take: the Gaussians of some rows, on a device."""
-        ctx, world = self.ctx, self.ctx.world
-        self.places = []
-        for number, device in enumerate(world.devices):
-            rows = rows_of(spans_of(self.options, count, number, world.places))
-            self.places.append(Place(number, ctx, Arena.of(device, rows, take(rows, device), ctx.batch)))
-        self.streams = Streams(self.places)
+    def _allot(self, count: int, read: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> None:
+        """Lay a table of `count` rows out over the places. read: parameters and both moments of some rows."""
+        ctx = self.ctx
+        if self._release is not None:
+            self.places = []
+            self._release()
+        arenas, release = lay_out(self.options, count, ctx.world.devices, ctx.kernels, ctx.batch)
+        # The tables' memory is this strategy's: what leaves it are copies.
+        self._release = weakref.finalize(self, release)
+        self._release.atexit = False
+        for arena in arenas:
+            arena.fill(read)
+        self.places = [Place(number, ctx, arena) for number, arena in enumerate(arenas)]
+        self._streams = Streams(self.places, [arena.device for arena in arenas])
+
+    def _each(self, work: Callable[[Place], T]) -> list[T]:
+        """Launch on every place, and join: results by place."""
+        return self._streams.join(self._streams.launch(work))
 
     def _cut(self, views: Sequence[int], cameras: Sequence[Camera]) -> Regions:
         """One range of the batch's tiles a place, by the work that each view was at its last visit."""
@@ -117,24 +137,24 @@ class Unified(Strategy):
     def _push_splats(self, regions: Regions, degree: int) -> Route:
         """Project on the owners, and store each splat in the inboxes of the places whose tiles it meets."""
         with self.ctx.clock("project"):
-            owners = join(self.streams.launch(lambda p: p.project(regions, degree)))
+            owners = self._each(lambda p: p.project(regions, degree))
         with self.ctx.clock("exchange_forward"):
             arenas = [place.arena for place in self.places]
             route = Route.reserve(owners, arenas, self.options.record, self.ctx.kernels.dtype)
-            join(self.streams.launch(lambda p: route.store(p.number)))
+            self._each(lambda p: route.store(p.number))
             route.enter(self.ctx.comm.ledger, "exchange_forward")
         return route
 
     def _raster(self, regions: Regions, route: Route) -> Frames:
         """On every place, composite its own tiles of every view from its own inbox."""
         with self.ctx.clock("bin"):
-            binned = join(self.streams.launch(lambda p: p.bin(regions, route)))
+            binned = self._each(lambda p: p.bin(regions, route))
         with self.ctx.clock("raster_forward"):
-            return join(self.streams.launch(lambda p: p.composite(regions, binned[p.number])))
+            return self._each(lambda p: p.composite(regions, binned[p.number]))
 
-    def _truth(self, view: int) -> Truth:
-        """Photograph and mask of the view: they lie in the memory of the host, which every arena shares."""
-        whole, device = Rect.whole(self.ctx.cameras[view]), self.places[0].arena.device
+    def _truth(self, view: int, device: torch.device) -> Truth:
+        """Photograph and mask of the view where places of that device compute."""
+        whole = Rect.whole(self.ctx.cameras[view])
         return self.images.region(view, whole, device), self.images.mask(view, whole, device)
 
     def _learn(self, views: Sequence[int], regions: Regions, frames: Frames) -> None:
@@ -144,11 +164,11 @@ class Unified(Strategy):
         """
         parts = [(view, frame) for of_place in frames for view, frame in sorted(of_place.items())]
         if self.options.balance == "work":
-            costs = [tile_work(frame.raster, frame.bins.tiles, regions.cameras[view]) for view, frame in parts]
+            costs = [tile_work(frame.raster, frame.bins.tiles, regions.cameras[view]).cpu() for view, frame in parts]
             self.costs.keep(views, regions, torch.cat(costs))
         if self.occlusion.on:
             limits = [
-                self.occlusion.examined(views[view], frame.raster, regions.cameras[view], frame.bins.tiles)
+                self.occlusion.examined(views[view], frame.raster, regions.cameras[view], frame.bins.tiles).cpu()
                 for view, frame in parts
             ]
             self.occlusion.keep(views, torch.cat(limits).split([c.tiles for c in regions.cameras]))

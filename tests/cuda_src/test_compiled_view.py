@@ -47,3 +47,12 @@ def test_footprint_and_a_stop_at_zero_are_told():
     assert view_of(kernels(footprint="square"), camera()).square == 1
     assert view_of(kernels(), camera()).square == 0
     assert view_of(kernels(t_stop=0.0), camera()).stop == pytest.approx(T_STOP_FLOOR)
+
+
+def test_a_camera_under_a_kernel_set_has_one_view_however_often_it_is_asked_for():
+    one, other, own = kernels(), kernels("inria"), camera()
+    view = view_of(one, own)
+    assert view_of(one, own) is view
+    assert view_of(other, own) is not view
+    assert view_of(one, camera()) is not view
+    assert {view: 1}[view_of(one, own)] == 1

@@ -206,7 +206,9 @@ def test_compiled_routes_are_those_of_its_own_lists(parity, compiled, footprint,
     for depth_limit, least in ((None, 0.0), (limit, 0.0), (limit, 0.4)):
         work = Workspace(device), Workspace(device)
         ours = ex.route_splats(kernels, splats, view.camera, owners, ranks, work[0], depth_limit, least)
-        exact = by_definition.route_splats(kernels, splats, view.camera, owners, ranks, work[1], depth_limit, least)
+        exact = by_definition.route_splats(
+            kernels, splats, view.camera, owners, ranks, work[1], depth_limit, least, None
+        )
         assert torch.equal(ours.masks, exact.masks)
         assert torch.equal(ours.counts, exact.counts)
 

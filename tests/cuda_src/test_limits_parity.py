@@ -123,7 +123,7 @@ def test_full_masks_and_infinite_limits_change_nothing(parity, backend):
     everywhere = torch.tensor([-torch.inf, torch.inf]).expand(*view.pixels, 2).contiguous()
     expected = raster_forward(kernels, splats, plain, view.camera, Workspace())
     raster = raster_forward(kernels, splats, plain, view.camera, Workspace(), None, full, everywhere)
-    for name in vars(expected):
+    for name in Raster.__dataclass_fields__:
         assert torch.equal(getattr(raster, name), getattr(expected, name)), name
     grad = torch.randn(*view.pixels, 3, generator=torch.Generator().manual_seed(1))
     args = (kernels, splats, plain, expected, view.camera, grad)

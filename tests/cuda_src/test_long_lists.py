@@ -6,7 +6,7 @@ float64 where no decision is close.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -17,8 +17,10 @@ from cuda_src.camera import Camera
 from cuda_src.operators import Bins, Raster, Splats, bin_splats, raster_backward, raster_forward
 from cuda_src.workspace import Workspace
 
-BATCHES = (0, 1, 2, 3, 4, 5, 31, 32, 33, 127, 128, 129, 255, 256, 257)
+BATCHES = (0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 SEGMENTS = (1023, 1024, 1025, 1535, 1536, 1537, 2047, 2048, 2049, 3100)
+MANY = (8 << 20) + 1
+"""From so many instances on segments are twice as long."""
 ONLY_COMPILED = [pytest.param("compiled", marks=pytest.mark.gpu)]
 """Only this back end treats long lists in its own way; on a CPU they take long."""
 CAMERA = Camera(23, 19, 20.0, 20.0, 8.0, 8.0, np.eye(4))
@@ -48,8 +50,11 @@ def splats_of(count: int, opacity: float, seed: int, spread: float = 1.0) -> Spl
     return Splats(torch.arange(count), torch.arange(count), records)
 
 
-def draw(kernels, splats: Splats, **settings) -> Drawn:
-    """With every splat listed in every tile, so that the lists are as long as there are splats."""
+def draw(kernels, splats: Splats, room: int = 0, **settings) -> Drawn:
+    """With every splat listed in every tile, so that the lists are as long as there are splats.
+
+    room: instances that there is room for, where that is more than there are.
+    """
     tiles, count = CAMERA.tiles, splats.count
     instances = torch.arange(tiles * count)
     bins = Bins(
@@ -59,6 +64,7 @@ def draw(kernels, splats: Splats, **settings) -> Drawn:
         instances.remainder(max(count, 1)) * tiles + instances.div(max(count, 1), rounding_mode="floor"),
         torch.arange(count + 1) * tiles,
     )
+    bins = replace(bins, splat=torch.cat([bins.splat, bins.splat.new_zeros(max(0, room - len(instances)))]))
     return Drawn(splats, bins, raster_forward(kernels, splats, bins, CAMERA, Workspace(), **settings))
 
 
@@ -66,10 +72,10 @@ def in_float64(settings: dict) -> dict:
     return {name: v.double() if torch.is_floating_point(v) else v for name, v in settings.items()}
 
 
-def assert_agrees(parity, kernels, splats: Splats, seed: int, depth: bool = False, **settings) -> Raster:
+def assert_agrees(parity, kernels, splats: Splats, seed: int, depth: bool = False, room: int = 0, **settings) -> Raster:
     """Image, decisions and gradients against float64; returns the exact raster."""
     oracle = parity.oracle(kernels)
-    ours = draw(kernels, splats, **settings)
+    ours = draw(kernels, splats, room, **settings)
     exact = draw(oracle, parity.splats64(splats), **in_float64(settings))
     # A pixel of a long list is close to some threshold almost surely: such pixels may differ by a splat at alpha_min.
     clear = (ours.raster.last == exact.raster.last) & (ours.raster.stopped == exact.raster.stopped)
@@ -104,12 +110,31 @@ def test_short_lists_agree_with_float64(parity, backend, count):
     assert_agrees(parity, parity.kernels(backend), splats_of(count, 0.3, count), count, depth=count % 2 == 0)
 
 
+@pytest.mark.parametrize("runs", [(1, 0), (0, 1), (16, 16), (15, 17), (49, 3), (3, 65), (130, 40)])
+def test_neighbouring_cells_see_runs_of_splats_in_turn(parity, backend, runs):
+    """Small splats in one cell of 4 x 4 pixels, then in the next: one has work where the other has none."""
+    splats = splats_of(170, 0.3, 12)
+    left, right = runs
+    turn = torch.arange(splats.count).remainder(left + right) < left
+    splats.records[:, 0] = torch.where(turn, 2.0, 6.0) + splats.records[:, 0] / 24
+    splats.records[:, 1] = 2.0 + splats.records[:, 1] / 21
+    splats.records[:, layout.RECORD_CONIC] = torch.tensor([2.0, 0.1, 2.0])
+    assert_agrees(parity, parity.kernels(backend, t_stop=0.0), splats, 12, depth=True)
+
+
 @pytest.mark.parametrize("backend", ONLY_COMPILED, indirect=True)
 @pytest.mark.parametrize("count", SEGMENTS)
 def test_long_transparent_lists_are_blended_to_their_end(parity, backend, count):
     exact = assert_agrees(parity, parity.kernels(backend, t_stop=0.0), splats_of(count, 0.01, count), count, depth=True)
     assert exact.last.max() > count - 20
     assert exact.stopped.sum() == 0
+
+
+@pytest.mark.parametrize("backend", ONLY_COMPILED, indirect=True)
+@pytest.mark.parametrize("count", [1537, 2047, 2048, 3071, 3072, 3073, 4097])
+def test_longer_segments_in_a_view_of_very_many_instances(parity, backend, count):
+    splats = splats_of(count, 0.01, count)
+    assert_agrees(parity, parity.kernels(backend, t_stop=0.0), splats, count, depth=True, room=MANY)
 
 
 @pytest.mark.parametrize("backend", ONLY_COMPILED, indirect=True)

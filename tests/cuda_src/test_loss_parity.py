@@ -74,6 +74,20 @@ def test_loss_and_gradient_of_a_region_agree_with_float64(parity, backend, halo,
     assert_losses_agree(parity, *loss_and_oracle(parity, backend, image, target, **settings))
 
 
+@pytest.mark.parametrize("backend", [pytest.param("compiled", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("listed", [None, 0.3])
+def test_strips_of_many_rows_agree_with_float64(parity, backend, masked, listed):
+    """An image of more strips than a GPU has at once, so that they are not of the least height."""
+    height, width = 451, 1003
+    image, target, mask = pictures(9, height, width)
+    all_tiles = -(-height // TILE) * -(-width // TILE)
+    chosen = torch.rand(all_tiles, generator=torch.Generator().manual_seed(9)) < (listed or 1.0)
+    tiles = None if listed is None else chosen.nonzero()[:, 0].to(torch.int32)
+    settings = {"mask": mask if masked else None, "tiles": tiles}
+    assert_losses_agree(parity, *loss_and_oracle(parity, backend, image, target, **settings))
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_regions_that_share_out_the_image_add_up_to_its_loss_and_gradient(parity, backend, masked):
     image, target, mask = pictures(4, 40, 50)

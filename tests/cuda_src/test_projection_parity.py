@@ -117,3 +117,20 @@ def test_projection_of_no_or_one_gaussian_works(parity, backend, rows):
         kernels, view.parameters, splats, view.camera, 3, torch.ones(splats.count, layout.GRADIENT), Workspace()
     )
     assert gradient.shape == (splats.count, layout.PARAMETERS)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("compiled", marks=pytest.mark.gpu)], indirect=True)
+def test_a_view_of_more_groups_than_a_gpu_takes_at_once_equals_its_parts(parity, backend):
+    """A warp of the compiled kernels then looks at several groups of rows, the next one on its way."""
+    view, part = parity.view(11, gaussians=800_003, width=130, height=97), 32 * 4096
+    kernels = parity.kernels(backend)
+    whole = project(kernels, view.parameters, view.ids, view.camera, 1, Workspace())
+    parts = [
+        (first, project(kernels, parameters, ids, view.camera, 1, Workspace()))
+        for first, parameters, ids in zip(
+            range(0, 800_003, part), view.parameters.split(part), view.ids.split(part), strict=True
+        )
+    ]
+    assert whole.rows.tolist() == [row + first for first, splats in parts for row in splats.rows.tolist()]
+    assert torch.equal(whole.ids, torch.cat([splats.ids for _, splats in parts]))
+    assert torch.equal(whole.records, torch.cat([splats.records for _, splats in parts]))

@@ -17,7 +17,6 @@ from strategies.grendel.strategy import Grendel
 from strategies.single.info import SingleOptions
 from strategies.single.strategy import Single
 from strategies.training.config import Training
-from strategies.unified.push import touched_ranks
 from strategies.views import ViewQueue
 
 REFERENCE = KernelSet("reference", precision="float64", t_stop=0.0)
@@ -188,8 +187,10 @@ def test_ledger_payload_is_the_closed_form(scene, ranks, batch, unit):
         camera = scene.cameras[view]
         splats = op.project(PORTABLE, scene.source.parameters, ids, camera, 3, work)
         bins = op.bin_splats(PORTABLE, splats, camera, work)
-        destination, _ = touched_ranks(bins, regions.owner(number), ranks)
-        expected += torch.bincount(destination, minlength=ranks)
+        tile = bins.tiles.long().repeat_interleave(bins.starts.diff())
+        met = torch.zeros((splats.count, ranks), dtype=torch.bool)
+        met[bins.splat.long(), regions.owner(number)[tile]] = True
+        expected += met.sum(dim=0)
     forward = sum(ledger.payload["exchange_forward"] for _, _, ledger in results)
     backward = sum(ledger.payload["exchange_backward"] for _, _, ledger in results)
     assert torch.equal(forward.sum(0), expected * FORWARD_BYTES)

@@ -1,4 +1,4 @@
-"""`grendel` with compiled kernels on two GPUs equals `single` on one."""
+"""Strategies with compiled kernels on two GPUs equal `single` on one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from cuda_src import layout
+from cuda_src.conventions import T_STOP
 from cuda_src.operators import KernelSet
 from strategies.base import World
 from strategies.distribution.communicator import LocalCommunicator
@@ -48,7 +49,7 @@ def by_id(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return table
 
 
-def rank_main(rank: int, port: int, folder: str, name: str, options: dict[str, Any], batch: int) -> None:
+def rank_main(rank: int, port: int, folder: str, name: str, options: dict[str, Any], batch: int, t_stop: float) -> None:
     """Each step starts from the parameters of a `single` beside it; with beta1 = 0 Adam's first moment is the gradient
     itself. Leaves this rank's greatest errors, relative to each group's greatest gradient."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -56,7 +57,7 @@ def rank_main(rank: int, port: int, folder: str, name: str, options: dict[str, A
     os.environ |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), "lo")
     comm = connect(60.0)
     scene, training = tiny_scene(), Training(sh_every=0, beta1=0.0)
-    kernels = KernelSet("compiled", device=comm.device)
+    kernels = KernelSet("compiled", device=comm.device, t_stop=t_stop)
     alone = scene.context(kernels, training, batch)
     alone = replace(alone, world=World.alone(comm.device), comm=LocalCommunicator(comm.device))
     together = scene.context(kernels, training, batch, comm)
@@ -102,12 +103,29 @@ def rank_main(rank: int, port: int, folder: str, name: str, options: dict[str, A
     ],
 )
 def test_gradients_images_and_losses_equal_single_from_the_same_parameters(tmp_path, name, options, batch):
+    check(tmp_path, name, options, batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "batch"),
+    [
+        ({}, 1),
+        ({"boxes_per_rank": 4, "compose": "owner"}, 2),
+        ({"order": "depth", "repartition_images": 6, "repartition_imbalance": 0.0}, 1),
+        ({"regions": "whole", "compose": "owner", "order": "depth"}, 1),
+    ],
+)
+def test_splaxel_equals_single_from_the_same_parameters_when_nothing_stops(tmp_path, options, batch):
+    check(tmp_path, "splaxel", {"boundary": "exact", "saturation": "off", **options}, batch, t_stop=0.0)
+
+
+def check(tmp_path: Path, name: str, options: dict[str, Any], batch: int, t_stop: float = T_STOP) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(rank_main, (port, str(tmp_path), name, options, batch), nprocs=2)
+    mp.spawn(rank_main, (port, str(tmp_path), name, options, batch, t_stop), nprocs=2)
     said = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for one in said:
         assert one["gradient"] <= 1e-5

@@ -187,6 +187,7 @@ def test_ledger_payload_is_the_same_as_with_kernels_that_read_every_size(make_sc
             strategy.setup(context, scene.source, scene.images, GrendelOptions(balance="off"))
             for _ in range(8 // batch):
                 strategy.step(order)
+            strategy.settle()
             return comm.ledger.payload
 
         every = VirtualWorld(ranks).run(rank_main, "cuda:0")

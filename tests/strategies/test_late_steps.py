@@ -67,6 +67,24 @@ def test_a_view_has_no_room_before_its_first_visit_and_then_a_little_more_than_i
     assert rooms.of([3]) is not None
 
 
+def test_a_room_stays_the_same_while_it_fits_what_the_view_needs():
+    rooms = Rooms(CPU)
+    rooms.learn(3, 32_000, 64_000)
+    (room,) = rooms.of([3])
+    margin = 1000 + MARGIN
+    assert (room.splats, room.instances) == (32_000 + margin, 66_000 + MARGIN)
+    for needs in ((32_000 + margin // 5, 64_000), (32_000 - margin // 2, 64_000), (32_000, 63_000)):
+        rooms.learn(3, *needs)
+        assert rooms.of([3])[0] is room
+    for needs in ((32_000 + margin // 3, 64_000), (64_000, 64_000), (32_000, 64_000), (32_000, 1000)):
+        rooms.learn(3, *needs)
+        (another,) = rooms.of([3])
+        assert another is not room
+        for size, need in ((another.splats, needs[0]), (another.instances, needs[1])):
+            assert need + need // 32 + MARGIN == size
+        room = another
+
+
 def test_steps_with_enough_room_are_done_once_and_tell_what_they_saw():
     job = Job({0: (10, 20), 1: (30, 40)})
     outcomes = [job.step(view) for view in (0, 1, 0, 1)]

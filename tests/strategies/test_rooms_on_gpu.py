@@ -14,6 +14,7 @@ from strategies.single.info import SingleOptions
 from strategies.single.strategy import Single
 from strategies.training import rooms as rooms_module
 from strategies.training.config import Training
+from strategies.training.late_pictures import LatePictures
 from strategies.views import ViewQueue
 
 pytestmark = pytest.mark.gpu
@@ -85,3 +86,35 @@ def test_gaussians_are_those_of_exact_steps_whatever_overflows(monkeypatch, sing
         assert torch.allclose(a.parameters, b.parameters, rtol=1e-4, atol=1e-5)
         assert torch.allclose(a.moment1, b.moment1, rtol=1e-3, atol=1e-6)
     assert int(ours.rooms.overflow) == 0
+
+
+def test_steady_pictures_read_nothing_on_the_host_and_are_those_of_exact_kernels(single):
+    strategy, _ = single()
+    exact, _ = single()
+    exact.late_pictures = LatePictures(exact.device, exact._draw, with_rooms=False)
+    cameras = list(strategy.ctx.cameras)
+    for _ in range(5):  # From the fourth on they are graphs.
+        for mine, other in zip(strategy.pictures(cameras), exact.pictures(cameras), strict=True):
+            assert torch.equal(mine, other)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pictures = list(strategy.pictures(cameras))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for mine, other in zip(pictures, exact.pictures(cameras), strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("too_small", [(0, None), (None, 0)])
+def test_a_picture_that_outgrew_its_room_is_right_when_it_is_given(monkeypatch, single, too_small):
+    monkeypatch.setattr(rooms_module, "MARGIN", 8)
+    strategy, _ = single()
+    cameras = list(strategy.ctx.cameras)
+    expected = list(strategy.pictures(cameras))
+    rooms = strategy.late_pictures._rooms
+    for camera in cameras[1:3]:
+        (splats, instances), (few, short) = rooms._needs[camera], too_small
+        rooms.learn(camera, splats if few is None else few, instances if short is None else short)
+    for mine, other in zip(strategy.pictures(cameras), expected, strict=True):
+        assert torch.equal(mine, other)

@@ -207,6 +207,24 @@ def test_what_reads_the_gaussians_after_an_overflow_sees_the_step_done(trained, 
     assert int(strategy.rooms.overflow) == 0
 
 
+def test_pictures_of_cameras_seen_before_have_rooms_of_their_own_and_are_the_exact_ones(trained):
+    pair = trained()
+    both(pair, 6)
+    ours, theirs = pair.roomy.strategy, pair.exact.strategy
+    cameras = [ours.ctx.cameras[view] for view in (0, 1, 2)]
+    for visit in range(3):
+        before = pair.roomy.module.exact
+        if visit == 2:
+            ours.late_pictures._rooms.learn(cameras[1], 3, 5)
+        for mine, other in zip(ours.pictures(cameras), theirs.pictures(cameras), strict=True):
+            assert torch.equal(mine, other)
+        assert pair.roomy.module.exact - before == (3, 0, 1)[visit]
+    assert int(ours.rooms.overflow) == 0
+    reports = both(pair, 6)
+    assert_same(pair)
+    assert_same_reports(reports)
+
+
 def test_a_report_that_nobody_reads_keeps_its_numbers(trained):
     pair = trained()
     reports = both(pair, 12)
@@ -217,9 +235,13 @@ def test_loading_forgets_what_views_needed(trained):
     pair = trained()
     both(pair, 5)
     strategy = pair.roomy.strategy
+    strategy.render(strategy.ctx.cameras[0])
     saved = [replace(s, parameters=s.parameters.clone()) for s in strategy.shards()]
     strategy.load(SimpleNamespace(count=60, shards=lambda: iter(saved)))
     assert strategy.rooms.of([0]) is None
+    before = pair.roomy.module.roomy
+    strategy.render(strategy.ctx.cameras[0])
+    assert pair.roomy.module.roomy == before
 
 
 def test_a_history_of_occlusion_keeps_exact_steps(monkeypatch, scene):

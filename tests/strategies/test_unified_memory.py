@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from cuda_src.layout import RECORD
 from cuda_src.operators import Splats
 from cuda_src.workspace import Workspace
-from strategies.unified.arenas import Streams, join
+from strategies.unified.arenas import Streams
 from strategies.unified.info import MEBIBYTE, ROW_BYTES, UnifiedOptions
 from strategies.unified.placement import rows_of, spans_of
 from strategies.unified.push import Addressed, Route
@@ -97,7 +97,7 @@ def test_a_stream_is_one_thread_that_runs_what_is_launched_in_order():
     launched = [streams.launch(lambda place, step=step: work(step, place)) for step in range(3)]
     assert not any(future.done() for futures in launched for future in futures)
     gate.set()
-    assert [join(futures) for futures in launched] == [[f"{p}{step}" for p in "abc"] for step in range(3)]
+    assert [streams.join(futures) for futures in launched] == [[f"{p}{step}" for p in "abc"] for step in range(3)]
     assert all([step for step, _ in of_place] == [0, 1, 2] for of_place in ran.values())
     threads = [{thread for _, thread in of_place} for of_place in ran.values()]
     assert all(len(of_place) == 1 for of_place in threads)
@@ -116,6 +116,7 @@ def test_join_waits_for_every_place_before_it_raises_the_first_ones_exception():
             gate.set()
             raise RuntimeError(f"place {place}")
 
+    streams = Streams([0, 1, 2])
     with pytest.raises(RuntimeError, match="place 0"):
-        join(Streams([0, 1, 2]).launch(work))
+        streams.join(streams.launch(work))
     assert finished == [2]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.records.schema import REMARK
 from harness.report.frames import Results
 from harness.report.parts import Section, Table, text
 from harness.report.quantities import NONE, memory
 
 
 def section(results: Results) -> Section:
-    """One column an environment, one row a fact; facts that every environment lacks are left out."""
+    """One column an environment, one row a fact; facts that every environment lacks are left out, and what is one of a
+    single cell."""
     found = Section("environment", "Environment")
     by_id: dict[str, dict[str, str]] = {}
     for _, record in results.records.values():
         if record.result and record.result.environment:
             name = f"{record.machine} ({record.environment_id[:8]})"
-            by_id.setdefault(name, dict(_flat(record.result.environment)))
+            facts = {key: value for key, value in record.result.environment.items() if key != REMARK}
+            by_id.setdefault(name, dict(_flat(facts)))
     if by_id:
         keys = dict.fromkeys(key for facts in by_id.values() for key in facts)
         rows = [[key, *(facts.get(key, NONE) for facts in by_id.values())] for key in keys]

@@ -12,23 +12,28 @@ from matplotlib.ticker import PercentFormatter
 from harness.report import palette
 from harness.report.drawing import LINE, WIDTH, legend
 from harness.report.frames import Results
+from harness.report.labels import series
 from harness.report.parts import MOST_LINES, Section, Value, drawn, figure, groups, tabulated, text
 from harness.report.quantities import number, percent, ratio
+from harness.report.sections import break_even, link_use
 
 _FEWEST_POINTS = 3
 """Rank counts from which on a line says more than the table."""
 
 
 def efficiency(results: Results) -> pd.DataFrame:
-    """Cells of strategies that ran on two rank counts or more, in report order: value (views/s), modelled, `own` and
-    `over_single`: views/s over ranks times the one-rank figure of the same strategy and settings, and of `single`.
+    """Cells of strategies that ran on two rank counts or more, or on several ranks beside `single`, in report order:
+    value (views/s), modelled, `own` and `over_single`: views/s over ranks times the one-rank figure of the same
+    strategy and settings, and of `single`, at the same batch.
 
-    Null where that one-rank figure is missing or ambiguous.
+    Null where that one-rank figure is missing or ambiguous. One rank has no link, so its figure serves all of them.
     """
     cells = results.cells
     cells = cells[(cells["status"] == "ok") & cells["views_per_second"].notna()]
-    line = ["title", "series"]
-    cells = cells[cells.groupby(line)["ranks"].transform("nunique") > 1]
+    cells = cells.assign(settings=series(cells, but="link"))
+    line = ["title", "settings"]
+    several = cells.groupby(line)["ranks"].transform("nunique") > 1
+    cells = cells[several | ((cells["ranks"] > 1) & cells["speedup"].notna())]
     alone = cells[cells["ranks"] == 1].drop_duplicates(line, keep=False).set_index(line)["views_per_second"]
     frame = cells.join(alone.rename("alone"), on=line).rename(columns={"views_per_second": "value"})
     return frame.assign(
@@ -41,7 +46,8 @@ def section(results: Results) -> Section:
     found = Section(
         "scaling",
         "Scaling",
-        "Efficiency is views/s over the number of ranks times views/s on one rank: 100 % is perfect scaling.",
+        "Efficiency is views/s over the number of ranks times views/s on one rank at the same batch: 100 % is perfect "
+        "scaling.",
     )
     titled = groups(efficiency(results))
     long = [(t, g) for t, g in titled if g.groupby("series")["ranks"].nunique().max() >= _FEWEST_POINTS]
@@ -54,6 +60,8 @@ def section(results: Results) -> Section:
     columns = ["cell", "ranks", "views/s", "× single", "efficiency", "efficiency over single"]
     bodies = [(title, _rows(group)) for title, group in titled]
     found.parts += tabulated(columns, bodies, summary="Efficiency of every cell")
+    found.parts += link_use.tables(results)
+    found.parts += break_even.tables(results)
     return found
 
 

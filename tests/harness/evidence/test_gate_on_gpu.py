@@ -63,11 +63,12 @@ def l1_ssim(*arguments, **keys):
 
 def regress(folder: Path, tree: str, *words: str) -> dict[str, Any]:
     """What the gate says of the one cell when this tree runs it, with its exit code; `folder` holds the baselines."""
+    given = os.environ.get("PYTHONPATH")  # As of libraries that are not installed; it may hold these sources too.
     command = ["regress", "--baseline", BASELINE, "--suite", "s.yaml", "--out", f"out-{tree}", "--json", *words]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "harness", *command],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder / tree)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(folder / tree), given)))},
         capture_output=True,
         text=True,
         timeout=290,

@@ -128,10 +128,10 @@ def test_the_counters_of_a_recorded_machine_are_judged_as_the_known_copies(file:
             out, back = one.delta("nvlink_sent") or 0, one.delta("nvlink_received") or 0
             assert out - drift.sent * one.seconds == pytest.approx(sent[gpu], rel=0.05, abs=4 * MIB)
             assert back - drift.received * one.seconds == pytest.approx(received[gpu], rel=0.05, abs=4 * MIB)
-    for one in trace.windows("large"):
-        assert one.joules is not None
-        assert one.joules > 0
-        assert one.seconds > 0
+    large = trace.windows("large")
+    assert all(one.joules is not None and one.seconds > 0 for one in large)
+    # Each GPU's energy moves some ten times a second: within 70 ms not always.
+    assert sum(one.joules or 0.0 for one in large) > 0
 
 
 def test_a_recording_comes_back_as_it_was(tmp_path: Path):

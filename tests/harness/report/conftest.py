@@ -56,6 +56,7 @@ class Run:
         engine: str = "local",
         psnr: float | None = None,
         run: str = "run-1",
+        environment: dict[str, Any] | None = None,
         **cell: Any,
     ) -> Path:
         """Write one record; keywords beyond the named ones are fields of the cell."""
@@ -93,6 +94,7 @@ class Run:
                 "gpus": [],
                 "memory_bytes": 16_000_000_000,
                 "nccl": None,
+                **(environment or {}),
             },
         )
         record = Record(

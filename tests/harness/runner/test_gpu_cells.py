@@ -47,6 +47,7 @@ def values(record: Record, metric: str) -> list[float]:
 def test_a_cell_on_one_gpu_has_energy_and_clocks_and_ranks_that_share_it_their_bytes(tmp_path, monkeypatch):
     gpus(1)
     cases = "  - {name: one, strategy: single}\n  - {name: shared, ranks: 4, engine: virtual}\n"
+    cases += "  - {name: boxes, strategy: splaxel, ranks: 4, engine: virtual}\n"
     for record in run(tmp_path, monkeypatch, cases).values():
         # Other tests may use the GPU at the same time, which is a reason of its own.
         assert record.status == "ok" or "foreign process" in (record.reason or "")
@@ -68,8 +69,9 @@ def test_the_host_of_one_gpu_is_timed_by_itself(tmp_path, monkeypatch):
 @pytest.mark.multigpu
 def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
     gpus(2)
-    cases = "".join(f"  - {{name: {link}, ranks: 2, link: '{link}'}}\n" for link in ("native", "host", "paced:12"))
-    found = run(tmp_path, monkeypatch, cases + "  - {name: checked, ranks: 2, debug: true}\n")
+    cases = "".join(f"  - {{name: {link}, ranks: 2, link: '{link}'}}\n" for link in ("native", "host", "paced:0.5"))
+    cases += "  - {name: checked, ranks: 2, debug: true}\n  - {name: pixels, ranks: 2, strategy: splaxel}\n"
+    found = run(tmp_path, monkeypatch, cases)
     for record in found.values():
         assert record.status == "ok", record.reason
         assert record.result is not None
@@ -77,10 +79,38 @@ def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
         assert record.result.environment["wire"] == "within bounds"
         payload = sum(m.value for m in record.result.measurements if m.metric == "payload_bytes" and m.place != m.peer)
         assert payload > 0
-    for name in ("native", "paced:12"):
+    for name in ("native", "paced:0.5", "pixels"):
         assert values(found[name], "wire_over_ledger")[0] == pytest.approx(1.0, abs=0.05)
     assert values(found["host"], "wire_over_ledger")[0] < 0.01
-    assert found["paced:12"].result is not None
-    rates = [m for m in found["paced:12"].result.measurements if m.metric == "views_per_second"]
+    assert found["paced:0.5"].result is not None
+    rates = [m for m in found["paced:0.5"].result.measurements if m.metric == "views_per_second"]
     assert rates[0].source == "modelled"
-    assert rates[0].value <= values(found["native"], "views_per_second")[0] * 1.05
+    told = found["paced:0.5"].result.measurements
+    sent = sum(m.value for m in told if m.metric == "payload_bytes" and (m.place, m.peer) == (0, 1))
+    assert values(found["paced:0.5"], "step_seconds")[0] >= 0.9 * sent / 0.5e9
+    assert rates[0].value <= values(found["native"], "views_per_second")[0]
+
+
+@pytest.mark.gpu
+def test_one_process_drives_a_place_on_a_gpu(tmp_path, monkeypatch):
+    gpus(1)
+    cases = "  - {name: one, strategy: unified}\n  - {name: rows, strategy: unified, kernels: portable}\n"
+    found = run(tmp_path, monkeypatch, cases)
+    assert found["one"].status == "ok" or "foreign process" in (found["one"].reason or "")
+    assert values(found["one"], "views_per_second")[0] > 0
+    assert found["rows"].status == "skipped"
+
+
+@pytest.mark.gpu
+@pytest.mark.multigpu
+@pytest.mark.parametrize("exchange", ["push", "remote_atomic", "local_reduce"])
+def test_the_wire_confirms_the_sectors_of_loads_and_stores(tmp_path, monkeypatch, exchange):
+    gpus(2)
+    case = f"  - {{name: two, strategy: unified, ranks: 2, options: {{exchange: {exchange}}}}}\n"
+    (record,) = run(tmp_path, monkeypatch, case).values()
+    assert record.result is not None, record.reason
+    assert record.result.engine == "local"
+    assert len(values(record, "peak_memory_bytes")) == 2
+    assert 0.85 <= values(record, "wire_over_ledger")[0] <= 1.15
+    assert record.status == "ok", record.reason
+    assert record.result.environment["wire"] == "within bounds"

@@ -109,8 +109,13 @@ def test_another_scene_folder_of_the_same_name_is_not_taken_for_the_first(run, p
 
 
 def test_repeats_are_processes_of_their_own_and_interleaved(run, planned, started):
-    run(planned("ok a", repeats=2), planned("ok b", repeats=1, seed=1), planned("ok c", repeats=2, seed=2))
-    assert started() == ["ok a r0", "ok b r0", "ok c r0", "ok a r1", "ok c r1"]
+    run(planned("ok a", repeats=2), planned("ok b", repeats=2, seed=1))
+    assert started() == ["ok a r0", "ok b r0", "ok a r1", "ok b r1"]
+
+
+def test_cells_of_more_repeats_begin_earlier_and_all_end_in_one_round(run, planned, started):
+    run(planned("ok a", repeats=1), planned("ok b", repeats=3, seed=1), planned("ok c", repeats=2, seed=2))
+    assert started() == ["ok b r0", "ok b r1", "ok c r0", "ok a r0", "ok b r2", "ok c r1"]
 
 
 def test_what_cannot_run_here_is_a_row_with_its_reason_and_nothing_measured(run, planned, started):
@@ -130,7 +135,7 @@ def test_a_skip_is_not_finished_and_leaves_when_the_cell_can_run(run, planned, t
 
 def test_the_budget_starts_no_cell_that_would_overrun(run, planned, started):
     outcome = run(planned("ok"), planned("ok", seed=1), budget_seconds=59.0)
-    assert [(r.status, r.reason) for _, r in outcome.records] == [("skipped", "budget")] * 2
+    assert [(r.status, r.reason) for _, r in outcome.records] == [("skipped", "not run: over the budget")] * 2
     assert outcome.exit_code == EXIT_NOTHING
     assert started() == []
     outcome = run(planned("ok"), planned("ok", seed=1))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from harness.records.schema import WorkerResult
+from harness.records.schema import REMARK, WorkerResult
 from harness.runner.worker import run_rank
 from harness.scenes.ply import read_gaussians
 from harness.suite.cell import Cell
@@ -55,6 +56,13 @@ def values(result: WorkerResult, metric: str) -> list[float]:
 
 def samples(folder: Path) -> pd.DataFrame:
     return pd.read_parquet(folder / "samples.parquet")
+
+
+def test_what_a_strategy_remarks_on_how_it_ran_is_kept(tmp_path, monkeypatch):
+    info = replace(strategy_info("grendel"), remark=lambda options, ranks: f"{options.codec} on {ranks}")
+    monkeypatch.setattr("harness.runner.job.strategy_info", lambda name: info)
+    result = result_of(tmp_path, scenario="throughput", strategy="grendel", ranks=2, engine="virtual")
+    assert result.environment[REMARK] == "dense on 2"
 
 
 def test_train_follows_loss_and_quality_and_keeps_pictures(tmp_path):
@@ -110,19 +118,19 @@ def test_throughput_keeps_the_workload_and_samples_whole_passes(tmp_path, batch)
 @pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("grendel", 2), ("splaxel", 3)])
 def test_render_times_images_of_the_training_views_and_moves_nothing(tmp_path, monkeypatch, strategy, ranks):
     rendered, implementation = [], strategy_info(strategy).load()
-    render = implementation.render
+    pictures = implementation.pictures
 
     def step(self, queue):
         raise AssertionError("trained while rendering")
 
-    def watched(self, camera):
-        image = render(self, camera)
-        assert (image is None) == (self.ctx.world.rank > 0)
-        rendered.append((self.ctx.world.rank, camera))
-        return image
+    def watched(self, cameras):
+        for camera, image in zip(cameras, pictures(self, cameras), strict=True):
+            assert (image is None) == (self.ctx.world.rank > 0)
+            rendered.append((self.ctx.world.rank, camera))
+            yield image
 
     monkeypatch.setattr(implementation, "step", step)
-    monkeypatch.setattr(implementation, "render", watched)
+    monkeypatch.setattr(implementation, "pictures", watched)
     engine = "local" if ranks == 1 else "virtual"
     result = result_of(tmp_path, scenario="render", strategy=strategy, ranks=ranks, engine=engine)
     assert result.status == "ok"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from harness.measure.nvml_window import Reading
 from harness.runner import witness as module
 from harness.runner.ranks import Ranks
 from harness.runner.witness import Witness
-from strategies.distribution.communicator import Communicator
+from strategies.distribution.communicator import Communicator, LocalCommunicator
 from strategies.distribution.virtual import VirtualWorld
 
 MIB = 1 << 20
@@ -98,9 +99,10 @@ def run(counters: Counters, mib: int = 100, between=lambda: None, **settings: An
     """A window with that traffic, of two ranks; rank 0's job."""
 
     class Calibrated(Witness):
-        def _exchange_known(self, rows: int) -> int:
-            counters.move(self._ranks.rank, 1 - self._ranks.rank, rows * 4096)
-            return rows * 4096
+        def _exchange_known(self, rows: int, times: int) -> int:
+            counters.move(self._ranks.rank, 1 - self._ranks.rank, rows * 4096 * times)
+            time.sleep(0.01)
+            return rows * 4096 * times
 
     def main(comm: Communicator) -> Job:
         job = Job(comm, **settings)
@@ -124,10 +126,39 @@ def test_traffic_energy_and_clocks_of_a_good_window_are_measured(counters):
     assert job.notes["wire"] == "within bounds"
     assert job.measured["wire_over_ledger", None, None] == pytest.approx(1.0)
     assert job.measured["wire_over_ledger", None, "calibration"] == pytest.approx(1.0)
+    # The known exchange took some 10 ms here.
+    known = module.KNOWN_TIMES * module.KNOWN_BYTES
+    assert known < job.measured["link_bandwidth", None, None] <= known / 0.01
     assert job.measured["wire_bytes", 0, None] == job.measured["wire_bytes", 1, None] == 25 * MIB
     assert job.measured["energy_joules", None, None] == pytest.approx(2 * 2 * 100)  # Three readings: two intervals.
     assert job.measured["sm_clock_hertz", 1, None] == 1.98e9
     assert job.measured["sm_utilization", 0, None] == 0.5
+
+
+@pytest.mark.parametrize(("loss", "verdict"), [(0.1, "within bounds"), (0.2, "place")])
+def test_one_process_that_drives_two_gpus_is_calibrated_and_judged_as_loads_and_stores_are(counters, loss, verdict):
+    class Calibrated(Witness):
+        def _exchange_known(self, rows: int, times: int) -> int:
+            for source in (0, 1):
+                counters.move(source, 1 - source, rows * times * 4096)
+            return rows * times * 4096
+
+    comm = LocalCommunicator("cuda:0", places=2)
+    job = Job(comm)
+    job.devices, job.cell.strategy = (torch.device("cuda", 0), torch.device("cuda", 1)), "unified"
+    witness = Calibrated.of(job)
+    comm.clear()
+    witness.begin()
+    counters.loss = loss
+    for place in (0, 1):
+        comm.ledger.add("exchange_forward", place, [100 * MIB] * 2)
+        counters.move(place, 1 - place, 100 * MIB)
+    witness.end()
+    witness.report(steps=4)
+    assert verdict in job.notes["wire"]
+    assert (job.invalid is None) == (loss < 0.15)
+    assert job.measured["wire_over_ledger", None, "calibration"] == pytest.approx(1.0)
+    assert job.measured["wire_over_ledger", None, None] == pytest.approx(1 - loss)
 
 
 def test_counts_that_cross_from_host_to_host_are_not_expected_on_the_wire(counters):
@@ -176,13 +207,14 @@ def test_ranks_that_share_a_gpu_have_energy_and_no_wire(counters):
     assert job.measured["energy_joules", None, None] == pytest.approx(200)
 
 
-def test_without_nvml_the_record_says_so_and_nothing_is_measured(counters, monkeypatch):
+def test_without_nvml_the_record_says_so_and_nothing_is_measured_but_the_links_rate(counters, monkeypatch):
     def absent(uuids: list[str]) -> None:
         raise NoNvmlError("no library")
 
     monkeypatch.setattr(module, "Nvml", absent)
     job = run(counters)
-    assert (job.invalid, job.measured, job.notes) == (None, {}, {"nvml": "no library"})
+    assert (job.invalid, job.notes) == (None, {"nvml": "no library"})
+    assert set(job.measured) == {("link_bandwidth", None, None)}
 
 
 def test_on_a_cpu_nothing_happens_at_all(counters):

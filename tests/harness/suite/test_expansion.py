@@ -66,6 +66,16 @@ def test_the_suites_name_is_its_files_stem_unless_given(cells: Cells) -> None:
     assert cells("name: other\n")[0].suite == "other"
 
 
+def test_several_products_follow_one_another_and_share_cells(cells: Cells) -> None:
+    found = cells("axes:\n  - {batch: [1, 2], repeats: [2]}\n  - {ranks: [1, 2], seed: [0]}\n")
+    assert [(c.batch, c.ranks, c.repeats) for c in found] == [(1, 1, 2), (2, 1, 2), (1, 2, 3)]
+
+
+def test_a_list_overrides_the_axis_of_every_product_that_has_it(cells: Cells) -> None:
+    found = cells("axes:\n  - {batch: [1, 2]}\n  - {ranks: [2], batch: [4]}\n", "batch=[3]")
+    assert [(c.batch, c.ranks) for c in found] == [(3, 1), (3, 2)]
+
+
 def test_dotted_axes_reach_into_sections_that_defaults_set(cells: Cells) -> None:
     found = cells(
         "defaults: {training: {sh_degree: 1}, scene: {city: big_street}}\n"

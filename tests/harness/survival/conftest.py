@@ -38,7 +38,9 @@ class Project:
 
     def __init__(self, folder: Path, cases: str, pythonpath: str):
         self.folder, self.out = folder, folder / "out"
-        self.environment = {**os.environ, "PYTHONPATH": pythonpath, "SPLAT_HARNESS_CACHE": str(folder / "cache")}
+        # Before what this process itself may have been given by its path, as an uninstalled library.
+        path = os.pathsep.join(filter(None, (pythonpath, os.environ.get("PYTHONPATH"))))
+        self.environment = {**os.environ, "PYTHONPATH": path, "SPLAT_HARNESS_CACHE": str(folder / "cache")}
         (folder / "s.yaml").write_text(DEFAULTS + cases)
 
     def start(self, *words: str) -> subprocess.Popen[str]:

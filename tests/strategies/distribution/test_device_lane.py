@@ -167,6 +167,29 @@ def test_the_time_for_which_the_device_stands_still_while_the_host_waits_is_expo
     assert tally.hidden == {"counts": 3.0}
 
 
+@pytest.mark.parametrize(("pace", "took"), [(None, 3.0), (100.0, 4.0)])
+def test_an_exchange_of_another_library_is_exposed_and_paced_on_the_stream_of_the_computation(gpu, lane, pace, took):
+    here, tally = lane(pace=pace), Tally("a", {}, {})
+    start = gpu.compute.now
+    with here.inline(tally, size=400):
+        gpu.works(3.0)
+    here.settle()
+    assert gpu.compute.now - start == pytest.approx(took)
+    assert tally.exposed == {"a": pytest.approx(took)}
+    assert tally.hidden == {"a": 0.0}
+
+
+def test_an_exchange_of_another_library_in_which_the_host_waits_in_vain_is_told_too(gpu, lane):
+    told: list[str] = []
+    heard = threading.Event()
+    here = lane(timeout=0.02, on_silence=lambda stage: (told.append(stage), heard.set()))
+    with here.inline(Tally("well", {}, {}), size=0):
+        gpu.works(1.0)
+    with here.inline(Tally("theirs", {}, {}), size=0):
+        assert heard.wait(10.0)
+    assert told == ["theirs"]
+
+
 def test_seconds_are_added_up_on_the_way_so_that_events_do_not_pile_up(gpu, lane, monkeypatch):
     monkeypatch.setattr(device_lane, "SETTLED_AT", 3)
     here, tally = lane(), Tally("a", {}, {})

@@ -20,7 +20,6 @@ from strategies.distribution.gaussian_exchange import (
 )
 from strategies.distribution.regions import Regions, cut_regions
 from strategies.distribution.virtual import VirtualWorld
-from strategies.unified.push import touched_ranks
 
 PORTABLE = KernelSet("portable")
 
@@ -55,7 +54,8 @@ def all_records(scene, ranks: int, regions: Regions) -> list[dict[int, torch.Ten
     splats = op.project(PORTABLE, scene.source.parameters, ids, scene.cameras[0], 3, work)
     bins = op.bin_splats(PORTABLE, splats, scene.cameras[0], work)
     found: list[dict[int, torch.Tensor]] = [{} for _ in range(ranks)]
-    for rank, splat in zip(*(t.tolist() for t in touched_ranks(bins, regions.owner(0), ranks)), strict=True):
+    tile = bins.tiles.long().repeat_interleave(bins.starts.diff())
+    for rank, splat in zip(regions.owner(0)[tile].tolist(), bins.splat.tolist(), strict=True):
         found[rank][int(splats.ids[splat])] = splats.records[splat].clone()
     return found
 

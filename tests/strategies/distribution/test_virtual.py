@@ -163,3 +163,24 @@ def test_window_keeps_its_memory_between_calls():
     comm = LocalCommunicator()
     first = comm.window("inbox", 64)
     assert comm.window("inbox", 32).data_ptr() == first.data_ptr()
+
+
+def test_what_another_library_exchanges_is_booked_paced_and_exposed():
+    def main(comm):
+        comm.pace = 100.0
+        to = [10, 40] if comm.rank == 0 else [20, 10]
+        start = comm.now()
+        with comm.accompany("theirs", to, [10, 20] if comm.rank == 0 else [40, 10]):
+            pass
+        with comm.accompany("theirs", [5, 5], [5, 5], metadata=True):
+            pass
+        return comm.ledger, comm.now() - start, comm.exposed_seconds["theirs"], comm.hidden_seconds["theirs"]
+
+    for rank, (ledger, took, exposed, hidden) in enumerate(VirtualWorld(2).run(main)):
+        assert ledger.payload["theirs"][rank].tolist() == ([10, 40] if rank == 0 else [20, 10])
+        assert ledger.metadata["theirs"][rank].tolist() == [5, 5]
+        assert ledger.calls == {"theirs": 2}
+        # A link of both directions: the longer way decides, and one exchange follows the other.
+        assert exposed == pytest.approx(0.45, abs=0.01)
+        assert took >= exposed
+        assert hidden == 0

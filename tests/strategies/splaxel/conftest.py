@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from cuda_src import layout
 from cuda_src.camera import Camera
 from cuda_src.operators import KernelSet
-from strategies.distribution.communicator import Communicator
+from strategies.base import Shard, World
+from strategies.distribution.communicator import Communicator, LocalCommunicator
 from strategies.distribution.ledger import Ledger
 from strategies.distribution.virtual import VirtualWorld
 from strategies.single.info import SingleOptions
@@ -28,7 +30,8 @@ SMOOTH = Training(sh_every=0, epsilon=1e-8, background=(0.3, 0.1, 0.6))
 
 @dataclass
 class Trained:
-    """A job after some steps. parameters, moment1: in the order of ids. statistics, ledger: by rank."""
+    """A job after some steps, and a reader of its model. parameters, moment1: in the order of ids; they, losses and
+    image lie on the host. statistics, ledger: by rank."""
 
     parameters: torch.Tensor
     moment1: torch.Tensor
@@ -39,6 +42,14 @@ class Trained:
     statistics: list[dict[str, float]]
     ledgers: list[Ledger]
 
+    @property
+    def count(self) -> int:
+        return len(self.parameters)
+
+    def shards(self) -> Iterator[Shard]:
+        for strategy in self.strategies:
+            yield from strategy.shards()
+
 
 def _by_id(strategies, name: str) -> torch.Tensor:
     shards = [s for strategy in strategies for s in strategy.shards()]
@@ -46,12 +57,12 @@ def _by_id(strategies, name: str) -> torch.Tensor:
         return torch.zeros(0, layout.PARAMETERS)
     ids = torch.cat([s.ids for s in shards])
     assert sorted(ids.tolist()) == list(range(len(ids)))
-    return torch.cat([getattr(s, name) for s in shards])[torch.argsort(ids)]
+    return torch.cat([getattr(s, name) for s in shards])[torch.argsort(ids)].cpu()
 
 
 @dataclass
 class Pair:
-    """Trains a scene with `splaxel`, or with `single`."""
+    """Trains a scene with `splaxel`, or with `single`, where its kernels compute."""
 
     kernels: KernelSet = REFERENCE
     training: Training = SMOOTH
@@ -65,22 +76,22 @@ class Pair:
             context = scene.context(self.kernels, self.training, self.batch, comm)
             strategy.setup(context, scene.source, scene.images, SplaxelOptions(**options))
             order = ViewQueue(range(len(scene.cameras)), seed=3)
-            reports = []
+            reports, own = [], losses.setdefault(comm.rank, [])
             while strategy.images_seen < images:
                 reports.append(strategy.step(order))
-            losses[comm.rank] = [r.loss.item() for r in reports]
+                own.append(reports[-1].loss.item())
             ledger, counted = comm.ledger, strategy.statistics()
             with comm.off_the_record():
                 image = strategy.render(scene.cameras[0])
             return strategy, image, counted, ledger, reports
 
-        results = VirtualWorld(ranks).run(rank_main)
+        results = VirtualWorld(ranks).run(rank_main, self.kernels.device)
         strategies = [r[0] for r in results]
         return Trained(
             _by_id(strategies, "parameters"),
             _by_id(strategies, "moment1"),
             torch.tensor([losses[r] for r in range(ranks)], dtype=torch.float64).sum(dim=0),
-            results[0][1],
+            results[0][1].cpu(),
             strategies,
             [r[4] for r in results],
             [r[2] for r in results],
@@ -89,15 +100,20 @@ class Pair:
 
     def single(self, scene, images: int) -> Trained:
         strategy = Single()
+        device = self.kernels.device
         context = scene.context(self.kernels, self.training, self.batch)
+        context = replace(context, world=World.alone(device), comm=LocalCommunicator(device))
         strategy.setup(context, scene.source, scene.images, SingleOptions())
         order = ViewQueue(range(len(scene.cameras)), seed=3)
-        reports = [strategy.step(order) for _ in range(images // self.batch)]
+        reports, losses = [], []
+        for _ in range(images // self.batch):
+            reports.append(strategy.step(order))
+            losses.append(reports[-1].loss.item())
         return Trained(
             _by_id([strategy], "parameters"),
             _by_id([strategy], "moment1"),
-            torch.tensor([r.loss.item() for r in reports], dtype=torch.float64),
-            strategy.render(scene.cameras[0]),
+            torch.tensor(losses, dtype=torch.float64),
+            strategy.render(scene.cameras[0]).cpu(),
             [strategy],
             [reports],
             [{}],
@@ -181,3 +197,14 @@ def street(make_scene):
 def portable_pair() -> Pair:
     """float32, with the stop that training uses."""
     return replace(Pair(), kernels=KernelSet("portable"), training=Training(sh_every=0))
+
+
+@pytest.fixture(params=["portable", pytest.param("compiled", marks=pytest.mark.gpu)])
+def still_pair(request) -> Pair:
+    """float32 and the stop that training uses, with nothing that moves: a visit differs from the one before by its
+    masks alone."""
+    on_gpu = request.param == "compiled"
+    if on_gpu and not torch.cuda.is_available():
+        pytest.skip("compiled kernels need a GPU")
+    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    return Pair(KernelSet(request.param, device), Training(sh_every=0, rate_scale=0.0))

@@ -24,6 +24,7 @@ from strategies.splaxel.sight import look
 from strategies.splaxel.visibility import depth_interval, footprint_rectangles, meets, plates, rays, region
 
 NEAR = 0.2
+CPU = torch.device("cpu")
 
 
 def positions(seed: int, count: int = 200) -> torch.Tensor:
@@ -73,7 +74,7 @@ def test_depth_intervals_of_all_boxes_share_out_every_ray_without_gap_or_overlap
         towards = (9.0, 9.0, 9.0)
     boxes = median_boxes(positions(seed), 1, leaves)
     view = look_at(camera, towards, 19, 17)
-    directions = rays(view)
+    directions = rays(view, CPU)
     for dtype in (torch.float64, torch.float32):
         intervals = [depth_interval(view, directions, c).to(dtype) for c in boxes.corners]
         # Depths at random, and exactly at the crossings.
@@ -89,7 +90,7 @@ def test_depth_intervals_of_all_boxes_share_out_every_ray_without_gap_or_overlap
 def test_depth_intervals_follow_the_order_of_the_tree_from_the_camera(look_at, seed, leaves, camera):
     boxes = median_boxes(positions(seed), 1, leaves)
     view = look_at(camera, (0.01, 0.02, 0.03), 19, 17)
-    directions = rays(view)
+    directions = rays(view, CPU)
     behind = torch.full((17, 19), 0.0, dtype=torch.float64)
     for box in boxes.front_to_back(view.centre):
         enter, leave = depth_interval(view, directions, boxes.corners[box]).unbind(dim=-1)
@@ -105,7 +106,7 @@ def test_region_holds_every_pixel_whose_ray_enters_the_box(look_at, seed, leaves
         towards = (9.0, 9.0, 9.0)
     boxes = median_boxes(positions(seed), 1, leaves)
     view = look_at(camera, towards, 43, 37)
-    directions = rays(view)
+    directions = rays(view, CPU)
     bounds = np.array([[-2.0] * 3, [2.0] * 3])
     for corners in boxes.corners:
         for shape in (corners, np.stack([np.maximum(corners[0], bounds[0]), np.minimum(corners[1], bounds[1])])):
@@ -160,7 +161,7 @@ def test_splats_are_blended_only_inside_their_plates_and_boxes_that_meet_them(
     table = make_table(seed)
     splats = op.project(kernels, table, torch.arange(len(table)), view, 0, Workspace())
     boxes = median_boxes(table[:, layout.MEAN], 1, 5)
-    directions, rectangle = rays(view), footprint_rectangles(kernels, splats.records, view)
+    directions, rectangle = rays(view, CPU), footprint_rectangles(kernels, splats.records, view)
     met = torch.stack([meets(plates(kernels, splats, view), c) for c in boxes.corners])
     centre = torch.from_numpy(view.centre)
     for n in range(splats.count):

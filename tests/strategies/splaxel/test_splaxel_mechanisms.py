@@ -10,7 +10,6 @@ from cuda_src import layout
 from cuda_src.operators import KernelSet
 from harness.measure.quality import psnr
 from harness.records.schema import METRICS
-from strategies.base import Shard
 from strategies.distribution.communicator import LocalCommunicator
 from strategies.distribution.halo import SSIM_HALO, dilate
 from strategies.distribution.virtual import VirtualWorld
@@ -135,11 +134,6 @@ def test_drop_blends_nothing_outside_its_own_box_where_regions_overlap(make_scen
 # Saturation
 
 
-@pytest.fixture
-def still_pair(make_pair):
-    return make_pair(KernelSet("portable"), STILL)
-
-
 def test_saturation_saves_render_exchange_and_supervision_and_changes_little(street, still_pair):
     passes = 3 * len(street.cameras)
     bare = still_pair.splaxel(street, 3, passes, **PLAIN)
@@ -191,7 +185,7 @@ def test_what_was_hidden_comes_back_when_light_reaches_it_as_reactivate_says(str
             strategy.step(order)
         return left_out, strategy.statistics()
 
-    results = VirtualWorld(3).run(main)
+    results = VirtualWorld(3).run(main, still_pair.kernels.device)
     left_out, counted = results[0]
     hidden = left_out[0]
     assert hidden > 0
@@ -331,19 +325,12 @@ def test_balanced_work_is_left_where_it_is(small_scene, still_pair):
 
 def test_a_model_saved_and_loaded_renders_the_same(small_scene, pair):
     job = pair.splaxel(small_scene, 2, 3, **EXACT)
-    saved = [s for strategy in job.strategies for s in strategy.shards()]
-
-    class Saved:
-        count = small_scene.source.count
-
-        def shards(self):
-            yield from (Shard(s.ids, s.parameters, s.moment1, s.moment2) for s in saved)
 
     def main(comm):
         strategy = Splaxel()
         context = small_scene.context(pair.kernels, pair.training, 1, comm)
         strategy.setup(context, small_scene.source, small_scene.images, SplaxelOptions(**EXACT))
-        strategy.load(Saved())
+        strategy.load(job)
         return strategy.render(small_scene.cameras[0])
 
     image = VirtualWorld(3).run(main)[0]
@@ -363,7 +350,7 @@ def test_evaluation_between_steps_changes_neither_training_nor_counts(street, st
             strategy.render(street.cameras[1])
         return strategy.statistics()
 
-    assert VirtualWorld(2).run(main)[0] == job.statistics[0]
+    assert VirtualWorld(2).run(main, still_pair.kernels.device)[0] == job.statistics[0]
 
 
 def test_statistics_are_metrics_of_the_harness_alike_on_all_ranks_and_start_again(street, still_pair):

@@ -1,27 +1,22 @@
-"""The row `gsplat`: its own logic on the CPU with a stand-in of the package, the package itself on a GPU.
+"""The row `gsplat` on one place: its own logic on the CPU with a stand-in of the package, the package on a GPU.
 
-The stand-in has gsplat's signatures and shapes and computes with `reference` under gsplat's convention, so that what
-the strategy adds to the package (conversion, rates, batch rules, rows) is held to `single` in float64.
+The stand-in computes with `reference` under gsplat's convention, so that what the strategy adds to the package
+(conversion, rates, batch rules, rows) is held to `single` in float64.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from cuda_src.autograd import render
-from cuda_src.camera import Camera
 from cuda_src.conventions import CONVENTIONS
 from cuda_src.layout import PARAMETERS
-from cuda_src.operators import KernelSet, bin_splats, project
-from cuda_src.workspace import Workspace
+from cuda_src.operators import KernelSet
 from strategies.base import World
 from strategies.distribution.communicator import LocalCommunicator
 from strategies.gsplat_peer import info as peer
@@ -36,76 +31,6 @@ from strategies.views import ViewQueue
 EXACT = KernelSet("reference", precision="float64", convention=CONVENTIONS["gsplat153"])
 SMOOTH = Training(convention="gsplat153", sh_every=0, epsilon=1e-8)
 """Adam's usual epsilon of 1e-15 turns a last-bit difference of a gradient into a visible one of a parameter."""
-
-
-def rasterization(
-    means: torch.Tensor,
-    quats: torch.Tensor,
-    scales: torch.Tensor,
-    opacities: torch.Tensor,
-    colors: torch.Tensor,
-    viewmats: torch.Tensor,
-    Ks: torch.Tensor,
-    width: int,
-    height: int,
-    *,
-    near_plane: float,
-    far_plane: float,
-    eps2d: float,
-    sh_degree: int,
-    packed: bool,
-    tile_size: int,
-    backgrounds: torch.Tensor | None,
-    rasterize_mode: str,
-    absgrad: bool,
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """One image, as gsplat's function of that name gives it."""
-    count, dtype = len(means), means.dtype
-    assert (tile_size, rasterize_mode, absgrad) == (16, "classic", False)
-    assert (colors.shape, opacities.shape) == ((count, 16, 3), (count,))
-    assert (viewmats.shape, Ks.shape) == ((1, 4, 4), (1, 3, 3))
-    assert all(t.is_contiguous() for t in (means, quats, scales, opacities, colors))
-    convention = replace(CONVENTIONS["gsplat153"], near=near_plane, dilation=eps2d)
-    kernels = replace(EXACT, precision=str(dtype).removeprefix("torch."), convention=convention)
-    table = torch.cat([means, scales.log(), quats, torch.logit(opacities)[:, None], colors.flatten(1)], dim=1)
-    (fx, _, cx), (_, fy, cy), _ = Ks[0].tolist()
-    camera = Camera(width, height, fx, fy, cx, cy, viewmats[0].double().numpy(), far_plane)
-    assert backgrounds is None or not packed  # Refused by version 1.5.3.
-    black = render(kernels, table, camera, sh_degree)
-    light = render(kernels, table, camera, sh_degree, torch.ones(3, dtype=dtype))[..., :1] - black[..., :1]
-    image = black if backgrounds is None else black + light * backgrounds[0]
-    splats = project(kernels, table.detach(), torch.arange(count), camera, sh_degree, Workspace())
-    bins = bin_splats(kernels, splats, camera, Workspace())
-    meta: dict[str, Any] = {"flatten_ids": bins.splat, "gaussian_ids": splats.rows if packed else None}
-    radii = torch.zeros(count, 2, dtype=torch.int32)
-    radii[splats.rows] = 3
-    meta["radii"] = radii[splats.rows] if packed else radii[None]
-    return image[None], (1 - light)[None], meta
-
-
-class SelectiveAdam(torch.optim.Adam):
-    """Adam without bias correction on the rows that a mask names, as gsplat's."""
-
-    def __init__(self, params: Any, eps: float, betas: tuple[float, float]):
-        super().__init__(params=params, eps=eps, betas=betas)
-
-    @torch.no_grad()
-    def step(self, visibility: torch.Tensor) -> None:  # type: ignore[override]
-        assert visibility.dtype == torch.bool
-        for group in self.param_groups:
-            (tensor,), (beta1, beta2) = group["params"], group["betas"]
-            state = self.state[tensor]
-            first, second, gradient = state["exp_avg"], state["exp_avg_sq"], tensor.grad[visibility]
-            first[visibility] = beta1 * first[visibility] + (1 - beta1) * gradient
-            second[visibility] = beta2 * second[visibility] + (1 - beta2) * gradient**2
-            tensor[visibility] -= group["lr"] * first[visibility] / (second[visibility].sqrt() + group["eps"])
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    """The package gsplat, made of the two parts that the strategy uses."""
-    module = SimpleNamespace(rasterization=rasterization, SelectiveAdam=SelectiveAdam)
-    monkeypatch.setitem(sys.modules, "gsplat", module)
 
 
 def trained(kind: type, options, scene, steps: int, training: Training = SMOOTH, batch: int = 1, kernels=EXACT):
@@ -212,7 +137,7 @@ def test_columns_come_back_as_they_were_read_in_pieces_of_any_size(scene, monkey
 @pytest.mark.usefixtures("stand_in")
 def test_more_gaussians_than_its_optimizer_can_count_are_refused_before_any_is_read(scene):
     many = SimpleNamespace(count=100_000_000)
-    with pytest.raises(ValueError, match="at most 95,443,717 Gaussians, the scene has 100,000,000"):
+    with pytest.raises(ValueError, match="at most 95,443,717 Gaussians a GPU, the scene has 100,000,000 for 1"):
         GsplatPeer().setup(scene.context(EXACT, SMOOTH), many, scene.images, GsplatOptions())
 
 

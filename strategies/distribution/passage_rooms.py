@@ -1,0 +1,99 @@
+"""Rooms of the passages of a batch: what its records needed at the last visit, known to all ranks alike.
+
+With them nobody waits for counts: so many rows cross as there is room for, and counts are looked at a step later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cuda_src.exchange import OWN_SPLATS, SENT_INSTANCES, SENT_RECORDS
+from strategies.distribution.regions import Regions
+from strategies.training.rooms import fits, with_margin
+
+_FLAG_ROW = 1
+
+
+@dataclass(frozen=True)
+class PassageRoom:
+    """Of one view. records: rows from each source to each destination, the flag's included. splats, instances: by rank,
+    what its own Gaussians may have, and what its tiles may."""
+
+    records: tuple[tuple[int, ...], ...]
+    splats: tuple[int, ...]
+    instances: tuple[int, ...]
+
+    def to(self, rank: int) -> list[int]:
+        """Rows that the rank sends each other."""
+        return list(self.records[rank])
+
+    def into(self, rank: int) -> list[int]:
+        """Rows that each other sends the rank."""
+        return [row[rank] for row in self.records]
+
+    def holds(self, counts: torch.Tensor) -> bool:
+        """Whether it would have held what a visit needed; counts: all ranks' [source, destination, ROUTE_COUNTS]."""
+        records, splats, instances = _needs(counts)
+        return all(
+            need <= room
+            for needs, rooms in (
+                *zip(records, self.records, strict=True), (splats, self.splats), (instances, self.instances)
+            )
+            for need, room in zip(needs, rooms, strict=True)
+        )  # fmt: skip
+
+
+class PassageRooms:
+    """By batch of views and the regions it was cut into, one room a view."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[tuple[int, ...], tuple[tuple[int, ...], list[PassageRoom]]] = {}
+        self._refused: set[tuple[int, ...]] = set()
+
+    def of(self, views: Sequence[int], regions: Regions) -> list[PassageRoom] | None:
+        """None for a batch, or regions, without a visit to learn from, and where rooms are of no use."""
+        cuts, rooms = self._rooms.get(tuple(views), (None, []))
+        return rooms if cuts == regions.cuts and tuple(views) not in self._refused else None
+
+    def learn(self, views: Sequence[int], regions: Regions, counts: Sequence[torch.Tensor]) -> None:
+        """All ranks' counts of each view. Rooms stay while they fit, as kernels keep what they prepared for them."""
+        cuts, known = self._rooms.get(tuple(views), (None, []))
+        before = known if cuts == regions.cuts else [None] * len(views)
+        rooms = [_room(table, room) for table, room in zip(counts, before, strict=True)]
+        self._rooms[tuple(views)] = regions.cuts, rooms
+
+    def refuse(self, views: Sequence[int]) -> None:
+        """The batch overflows whatever its rooms."""
+        self._refused.add(tuple(views))
+
+    def clear(self) -> None:
+        """The Gaussians are others now."""
+        self._rooms.clear()
+        self._refused.clear()
+
+
+def _room(counts: torch.Tensor, known: PassageRoom | None) -> PassageRoom:
+    """Room for those counts: the known one if it fits them."""
+    records, splats, instances = _needs(counts)
+    if known is not None and all(
+        fits(room, need)
+        for needs, rooms in (
+            *zip(records, known.records, strict=True), (splats, known.splats), (instances, known.instances)
+        )
+        for need, room in zip(needs, rooms, strict=True)
+    ):  # fmt: skip
+        return known
+    return PassageRoom(
+        tuple(tuple(map(with_margin, row)) for row in records),
+        tuple(map(with_margin, splats)),
+        tuple(map(with_margin, instances)),
+    )
+
+
+def _needs(counts: torch.Tensor) -> tuple[list[list[int]], list[int], list[int]]:
+    """Rows by source and destination, splats by source, instances by destination."""
+    records = (counts[:, :, SENT_RECORDS] + _FLAG_ROW).tolist()
+    return records, counts[:, 0, OWN_SPLATS].tolist(), counts[:, :, SENT_INSTANCES].sum(0).tolist()
