@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import UserError
-from harness.records.schema import COLUMNS, Record
+from harness.records.schema import COLUMNS, Measurement, Record
 from harness.records.store import SAMPLES, records
 
 if TYPE_CHECKING:
@@ -66,6 +66,23 @@ def table_of(found: Iterable[Record]) -> pandas.DataFrame:
                 values += [getattr(measurement, column) for measurement in measurements] or [None]
     series = {name: pandas.Series(values, dtype=object).astype(_dtype(name)) for name, values in columns.items()}
     return pandas.DataFrame(series, columns=COLUMNS)
+
+
+def rows_of(found: Iterable[Record]) -> Iterator[list[Any]]:
+    """The rows of `table_of` one after another, in the order of COLUMNS; a value that is no number is null."""
+    own = [(place, column) for place, column in enumerate(COLUMNS) if column in Measurement.__dataclass_fields__]
+    for record in found:
+        common = _common(record)
+        row = [common.get(column) for column in COLUMNS]
+        measurements = record.result.measurements if record.result else []
+        if not measurements:
+            yield row
+        for measurement in measurements:
+            filled = [*row]
+            for place, column in own:
+                value = getattr(measurement, column)
+                filled[place] = None if value != value else value
+            yield filled
 
 
 def _dtype(column: str) -> Any:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-from harness.records.load import table_of
-from harness.records.schema import Record
+from harness.records.load import rows_of
+from harness.records.schema import COLUMNS, Record
 from harness.report import drawing, frames
 from harness.report.html import render_html
 from harness.report.markdown import render_markdown
 from harness.report.page import Page, compose
-
-_AT_ONCE = 200
-"""Records whose rows are written together."""
 
 HTML, MARKDOWN, TABLE, PLOTS = "report.html", "report.md", "measurements.csv", "plots"
 
@@ -48,12 +46,12 @@ def build_report(folders: list[Path], out: Path) -> Path:
     return out / HTML
 
 
-def _write_table(every: Sequence[Record], path: Path) -> None:
-    """All measurements, some records at a time: the whole table takes more memory than the records."""
+def _write_table(every: Iterable[Record], path: Path) -> None:
+    """All measurements, as `load` has them, row by row: the whole table takes more memory than the records."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        for first in range(0, max(1, len(every)), _AT_ONCE):
-            table = table_of(every[first : first + _AT_ONCE]).astype(object)  # Which is written faster than texts.
-            table.to_csv(file, index=False, header=first == 0, lineterminator="\n")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(rows_of(every))
 
 
 def _write_plots(page: Page, folder: Path) -> None:

@@ -37,6 +37,7 @@ _STYLE: Any = {
     "font.size": 10,
     "font.family": "sans-serif",
     "text.color": INK,
+    "text.hinting": "none",  # a quarter of the time that a plot takes
     "text.parse_math": False,  # names come from files; a dollar sign is a dollar sign
     "figure.facecolor": "none",
     "axes.facecolor": "none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from markupsafe import Markup, escape
 
@@ -20,5 +21,10 @@ def render_markdown(page: Page) -> str:
 
 def cell(text: object) -> Markup:
     """Text that stays text in a table: HTML escaped, and neither a bar nor a line break ends its cell."""
-    plain = re.sub(r"\s+", " ", str(text)).strip()
+    return _escaped(str(text))
+
+
+@lru_cache(maxsize=4096)  # The entries of a table are much the same.
+def _escaped(text: str) -> Markup:
+    plain = re.sub(r"\s+", " ", text).strip()
     return Markup(re.sub(r"([\\`*_\[\]|])", r"\\\1", str(escape(plain))))

@@ -46,6 +46,12 @@ def test_deterministic_cells_ended_with_the_same_bits_in_every_run() -> None:
     ]
 
 
+def test_two_thousand_cells_took_under_20_seconds_and_a_gigabyte_each_time() -> None:
+    found = {row["command"]: row for row in rows("scale")}
+    assert set(found) == {"load", "compare", "report"}
+    assert all(row["wall_seconds"] < 20 and row["peak_memory_bytes"] < 1e9 for row in found.values())
+
+
 @pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.parts[-3])
 def test_on_a_gpu_the_slower_kernel_and_the_launch_were_caught(path: Path) -> None:
     said = {row["fault"]: row for row in json.loads(path.read_text())["rows"]}
