@@ -72,7 +72,8 @@ class GaussianFile:
 
     def positions(self, lo: int, hi: int) -> torch.Tensor:
         """Means of ids lo:hi, [hi - lo, 3] float32 on the CPU."""
-        return torch.from_numpy(self._rows(slice(lo, hi))[:, MEAN].copy())
+        table = self._table[lo:hi]
+        return torch.from_numpy(np.stack([table[name].astype(np.float32) for name in ("x", "y", "z")], axis=1))
 
     def read(self, indices: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Parameters of those ids (int64), [n, 59] float32 on the device."""

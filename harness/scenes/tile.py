@@ -22,6 +22,8 @@ FLAT = 0.2
 """Largest spread across the ground, as a share of that along it: a scene that is flatter has a ground."""
 LEVEL = 0.996
 """Cosine of 5 degrees: a ground that slopes less is one of the coordinate planes."""
+MOST_HELD = 1 << 22
+"""Gaussians of a copy that stay on the device between two reads, 1 GB: readers ask for each of them once a copy."""
 _SAMPLE = 100_000
 """Gaussians looked at for the size, evenly spread over the ids."""
 
@@ -33,6 +35,7 @@ class TiledGaussians:
         """offsets: [C, 3] float32, added to the means of each copy."""
         self._source = source
         self._offsets = torch.from_numpy(offsets)
+        self._held: dict[torch.device, torch.Tensor] = {}
 
     @property
     def count(self) -> int:
@@ -49,20 +52,35 @@ class TiledGaussians:
         """Means of ids lo:hi, [hi - lo, 3] float32 on the CPU."""
         out = torch.empty(hi - lo, 3)
         size = self._source.count
-        at = lo
+        at, whole = lo, None
         while at < hi:
             copy, start = divmod(at, size)
             stop = min(size, start + hi - at)
-            out[at - lo : at - lo + stop - start] = self._source.positions(start, stop) + self._offsets[copy]
+            if stop - start < size:
+                own = self._source.positions(start, stop)
+            else:
+                own = whole = self._source.positions(0, size) if whole is None else whole
+            out[at - lo : at - lo + stop - start] = own + self._offsets[copy]
             at += stop - start
         return out
 
     def read(self, indices: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Parameters of those ids, [n, 59] float32 on the device."""
-        copy = torch.div(indices, self._source.count, rounding_mode="floor")
-        rows = self._source.read(indices - copy * self._source.count, device)
-        rows[:, MEAN] += self._offsets.to(device)[copy.to(device)]
+        there = indices.to(device)
+        copy = torch.div(there, self._source.count, rounding_mode="floor")
+        within = there - copy * self._source.count
+        if self._source.count <= MOST_HELD:
+            rows = self._of_a_copy(torch.device(device))[within]
+        else:
+            rows = self._source.read(within, device)
+        rows[:, MEAN] += self._offsets.to(device)[copy]
         return rows
+
+    def _of_a_copy(self, device: torch.device) -> torch.Tensor:
+        """All Gaussians of the source, [count, 59], kept there."""
+        if device not in self._held:
+            self._held[device] = self._source.read(torch.arange(self._source.count), device)
+        return self._held[device]
 
 
 class TiledImages:
