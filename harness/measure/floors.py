@@ -30,11 +30,8 @@ SHAPE = 11 * REAL
 BINNED = 8 * REAL
 """Of a record, what binning needs: mean, conic, opacity, depth, radius."""
 
-RADIX_BITS = 8
-"""Digits of a radix sort that reads and writes its pairs once a digit (Adinets and Merrill 2022, Onesweep)."""
-DEPTH_BITS = 32
-PAIR = 2 * 4
-"""A key and a value, 32 bits each."""
+ENTRY = 2 * 4
+"""A depth and a splat's number, 32 bits each: what a list is sorted by."""
 
 PIXEL_OUT = 3 * REAL + REAL + REAL + 1 + 4 + REAL
 """What `Raster` holds of a pixel: colour, transmittance, depth, stopped, last, stop depth."""
@@ -79,14 +76,6 @@ class Demand:
     """Warp instructions; None where memory alone is the floor."""
 
 
-def _depth_passes() -> int:
-    return -(-DEPTH_BITS // RADIX_BITS)
-
-
-def _tile_passes(tiles: int) -> int:
-    return -(-max(1, (tiles - 1).bit_length()) // RADIX_BITS)
-
-
 def _project(work: Work) -> float:
     w = work.counted
     seen = SHAPE + work.colour + ROW_NUMBER + 2 * ID + RECORD * REAL
@@ -95,8 +84,7 @@ def _project(work: Work) -> float:
 
 def _bin(work: Work) -> float:
     w = work.counted
-    splats = w.visible * (BINNED + 2 * PAIR * _depth_passes())
-    return splats + w.instances * (2 * PAIR * _tile_passes(w.tiles) + SPLAT_NUMBER) + (w.tiles + 1) * START
+    return w.visible * BINNED + w.instances * (2 * ENTRY + SPLAT_NUMBER) + (w.tiles + 1) * START
 
 
 def _raster_forward(work: Work) -> float:
@@ -124,8 +112,8 @@ OPERATORS: dict[str, Demand] = {
     ),
     "bin_splats": Demand(
         _bin,
-        "32 B of each record; a radix sort of depths reads and writes a pair four times, one of instances by tile "
-        "once for 8 bits of the tile's number; out go the lists and where they start.",
+        "32 B of each record; an entry of 8 B an instance is written and read once, as lists fit where they are sorted; "
+        "out go the lists and where they start.",
     ),
     "raster_forward": Demand(
         _raster_forward,
