@@ -112,7 +112,7 @@ OPERATORS: dict[str, Demand] = {
     ),
     "bin_splats": Demand(
         _bin,
-        "32 B of each record; an entry of 8 B an instance is written and read once, as lists fit where they are sorted; "
+        "32 B of each record; 8 B an instance are written and read once, as lists fit where they are sorted; "
         "out go the lists and where they start.",
     ),
     "raster_forward": Demand(
