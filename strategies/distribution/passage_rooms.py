@@ -14,6 +14,8 @@ from cuda_src.exchange import OWN_SPLATS, SENT_INSTANCES, SENT_RECORDS
 from strategies.distribution.regions import Regions
 from strategies.training.rooms import fits, with_margin
 
+MOST_BATCHES = 4096
+"""Whose rooms are kept: shuffled batches of several views seldom come again."""
 _FLAG_ROW = 1
 
 
@@ -57,6 +59,8 @@ class PassageRooms:
 
     def learn(self, views: Sequence[int], regions: Regions, counts: Sequence[torch.Tensor]) -> None:
         """All ranks' counts of each view. Rooms stay while they fit, as kernels keep what they prepared for them."""
+        if tuple(views) not in self._known and len(self._known) >= MOST_BATCHES:
+            self._known.clear()
         before: Sequence[PassageRoom | None] = self.of(views, regions) or [None] * len(views)
         rooms = [_room(table, room) for table, room in zip(counts, before, strict=True)]
         self._known[tuple(views)] = _Known(regions.cuts, list(counts), rooms)
