@@ -214,15 +214,17 @@ class Passage:
             total.index_add_(0, self._routing.splats_to(rank), part)
         return total
 
-    def settle(self) -> None:
-        """Of a passage with a room: what its rows did not hold counts for nothing."""
+    def settle(self, returned: bool = True) -> None:
+        """Of a passage with a room: what its rows did not hold counts for nothing. returned: gradients went back."""
         exchange, rank = self._exchange, self._exchange.comm.rank
         records = self.counts[:, :, SENT_RECORDS]
         gone = [room - n for room, n in zip(self._to, records[rank].tolist(), strict=True)]
+        exchange.comm.ledger.add_unused(self.stage, rank, [FORWARD_BYTES * n for n in gone])
+        if not returned:
+            return
         came = [room - n for room, n in zip(self._from, records[:, rank].tolist(), strict=True)]
         exchange.records -= sum(came)
         exchange.counted_zeros -= sum(came) - came[rank]
-        exchange.comm.ledger.add_unused(self.stage, rank, [FORWARD_BYTES * n for n in gone])
         exchange.comm.ledger.add_unused(RETURN_STAGE, rank, [BACKWARD_BYTES * n for n in came])
 
     @property

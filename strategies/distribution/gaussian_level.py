@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 
 import torch
 
@@ -18,6 +19,7 @@ from strategies.distribution.balance import Balance
 from strategies.distribution.exchange_options import ExchangeOptions
 from strategies.distribution.gaussian_exchange import GaussianExchange, Passage
 from strategies.distribution.halo import Halo, exchange_halo
+from strategies.distribution.image_gathering import gather_image
 from strategies.distribution.late_batches import FlagCopy, LateBatch, outcome_of
 from strategies.distribution.migration import migrate
 from strategies.distribution.ownership import dealt_owners, owned_ids, random_owners
@@ -43,8 +45,7 @@ class Share:
 
     view: its number, None for one without. degree: of the harmonics. tiles: this rank's, [k] int32, and owners: the
     rank of every tile, [tiles] int32, on the device. limit: greatest depth of each tile. room: of its passage; None
-    where the host reads counts. splats: those that arrived. loss: 0-d, of the tiles. cost: of the tiles, [k], see
-    `tile_work`.
+    where the host reads counts. overflow: its rooms' flag. splats: that arrived. loss, 0-d, and cost, [k]: of the tiles.
     """
 
     view: int | None
@@ -55,12 +56,21 @@ class Share:
     limit: torch.Tensor | None
     work: Workspace
     room: PassageRoom | None
+    overflow: torch.Tensor
     passage: Passage = field(init=False)
     splats: op.Splats = field(init=False)
     bins: op.Bins = field(init=False)
     raster: op.Raster = field(init=False)
     loss: torch.Tensor = field(init=False)
     cost: Callable[[], torch.Tensor] = field(init=False)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A view that is only rendered."""
+
+    regions: Regions
+    share: Share
 
 
 class GaussianLevel(Strategy):
@@ -95,7 +105,8 @@ class GaussianLevel(Strategy):
         self.occlusion = OcclusionHistory(ctx.training)
         # Hidden Gaussians are taken out of a view's splats by number, which the host must know.
         self.rooms = Rooms[int](self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
-        self.overflow = torch.zeros(1, dtype=torch.int32, device=self.device)
+        # Of training, and of two pictures at a time: one that is too small leaves the other as it is.
+        self.overflow, *self.picture_flags = torch.zeros((3, 1), dtype=torch.int32, device=self.device)
         if self.rooms is not None:
             self.overflow = self.rooms.overflow
         self.late = None if self.rooms is None else StepQueue(self.overflow, self._exactly)
@@ -113,8 +124,7 @@ class GaussianLevel(Strategy):
         plan = Plan(tuple(queue.take(queue.peek(self.ctx.batch))), self._images_seen)
         self._images_seen += len(plan.views)
         regions = self._regions(plan.views)
-        by_counts = self.late is None or self.exchange.codec.moves_own  # A codec's bytes follow from exact counts.
-        rooms = None if by_counts else self.batch_rooms.of(plan.views, regions)
+        rooms = self._rooms_of(plan.views, regions)
         if self.late is None or rooms is None:
             self.settle()
             done = self._exactly(plan, regions)
@@ -140,10 +150,8 @@ class GaussianLevel(Strategy):
         """One step with the counts that the host reads."""
         regions = regions or self._regions(plan.views)
         shares = self._train(plan, regions, [None] * len(plan.views))
-        passages = [share.passage for share in shares]
-        if self.late is not None and not self.exchange.codec.moves_own:
-            self.batch_rooms.learn(plan.views, regions, [passage.counts for passage in passages])
-        return outcome_of(passages, [share.loss for share in shares])
+        self._learn_rooms(plan.views, regions, shares)
+        return outcome_of([share.passage for share in shares], [share.loss for share in shares])
 
     def _train(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom | None]) -> list[Share]:
         """All views of a step, and the optimizer."""
@@ -157,6 +165,18 @@ class GaussianLevel(Strategy):
             self._learn(plan.views, regions, shares)
         return shares
 
+    @property
+    def _reads_counts(self) -> bool:
+        """The host has to: kernels take no rooms, or a codec's bytes follow from exact counts."""
+        return self.late is None or self.exchange.codec.moves_own
+
+    def _rooms_of(self, views: Sequence[int], regions: Regions) -> list[PassageRoom] | None:
+        return None if self._reads_counts else self.batch_rooms.of(views, regions)
+
+    def _learn_rooms(self, views: Sequence[int], regions: Regions, shares: Sequence[Share]) -> None:
+        if not self._reads_counts:
+            self.batch_rooms.learn(views, regions, [share.passage.counts for share in shares])
+
     def _regions(self, views: Sequence[int]) -> Regions:
         """Who renders what of the batch, and how deep, from what the last visits say."""
         regions = self.balance.cut(views, [self.ctx.cameras[view] for view in views])
@@ -167,18 +187,56 @@ class GaussianLevel(Strategy):
             self.late.settle()
 
     def render(self, camera: Camera) -> torch.Tensor | None:
+        (picture,) = self.pictures([camera])
+        return picture
+
+    def pictures(self, cameras: Iterable[Camera]) -> Iterator[torch.Tensor | None]:
+        """While a picture is composited the next one's records are on their way, and nobody waits for their counts."""
         self.settle()
+        places = cycle(zip((self.shared, self.workspaces[0]), self.picture_flags, strict=True))
+        begun: Picture | None = None
+        try:
+            for camera in cameras:
+                following = self._begin_picture(camera, *next(places))
+                if begun is not None:
+                    self._composite([begun.share])
+                self._depart([following.share])
+                done, begun = begun, following
+                if done is not None:
+                    yield self._finished(done)
+            if begun is not None:
+                self._composite([begun.share])
+                done, begun = begun, None
+                yield self._finished(done)
+        finally:
+            if begun is not None:  # Nobody wants it; its memory is free once it is there.
+                begun.share.passage.arrive()
+
+    def _begin_picture(self, camera: Camera, work: Workspace, flag: torch.Tensor, with_room: bool = True) -> Picture:
+        """Project and pack what others need of a picture."""
         view = self._view_numbers.get(id(camera))
         regions = self.balance.cut([-1 if view is None else view], [camera])
-        (share,) = shares = self._embark(
-            [view], regions, [self.shared], sh_degree(self.ctx.training, self._images_seen)
-        )
-        self._depart(shares)
-        self._composite(shares)
-        if view is not None:
-            self.balance.learn_work([view], regions, [share.cost])
+        rooms = self._rooms_of([view], regions) if with_room and view is not None else None
+        flag.zero_()  # Of a picture before: counts say as much.
+        degree = sh_degree(self.ctx.training, self._images_seen)
+        (share,) = self._embark([view], regions, [work], degree, rooms or (None,), flag=flag)
+        return Picture(regions, share)
+
+    def _finished(self, picture: Picture) -> torch.Tensor | None:
+        """A picture that has been composited; once more, by exact counts, if any rank had too little room for it."""
+        share = picture.share
+        if share.room is not None:
+            share.passage.settle(returned=False)
+            if not share.room.holds(share.passage.counts):
+                picture = self._begin_picture(share.camera, share.work, share.overflow, with_room=False)
+                self._depart([picture.share])
+                self._composite([picture.share])
+        regions, share = picture.regions, picture.share
+        if share.view is not None:
+            self._learn_rooms([share.view], regions, [share])
+            self.balance.learn_work([share.view], regions, [share.cost])
         self.segment_time.take()  # A forward alone is not what a step's seconds are compared with.
-        whole = self._gather_image(regions, share.raster.colour)
+        whole = gather_image(self.comm, regions, share.raster.colour)
         return None if whole is None else whole.clamp(0, 1)
 
     def shards(self) -> Iterator[Shard]:
@@ -216,6 +274,7 @@ class GaussianLevel(Strategy):
         degree: int,
         rooms: Sequence[PassageRoom | None] = (None,),
         stage: str = "exchange_forward",
+        flag: torch.Tensor | None = None,
     ) -> list[Share]:
         """Project this rank's Gaussians for every view, and pack each splat for the ranks whose tiles it touches.
 
@@ -224,8 +283,9 @@ class GaussianLevel(Strategy):
         placed, shares = self.placed.of(regions), []
         for number, (view, camera, work, room) in enumerate(zip(views, regions.cameras, works, rooms, strict=True)):
             tiles, owners, limit = placed.tiles[number], placed.owners[number], regions.limit(number)
-            shares.append(Share(view, camera, degree, tiles, owners, limit, work, room))
-            self._pack(shares[-1], self._room(view, room), stage)
+            overflow = self.overflow if flag is None else flag
+            shares.append(Share(view, camera, degree, tiles, owners, limit, work, room, overflow))
+            self._pack(shares[-1], self._room(shares[-1]), stage)
         return shares
 
     def _depart(self, shares: Sequence[Share]) -> None:
@@ -265,11 +325,11 @@ class GaussianLevel(Strategy):
                 self.exchange, splats, camera, share.owners, work, share.limit, self.min_opacity, stage, share.room
             )
 
-    def _room(self, view: int | None, passage: PassageRoom | None) -> op.Room | None:
+    def _room(self, share: Share) -> op.Room | None:
         """What the view's splats needed at its last visit, where kernels can make use of it."""
-        if passage is not None:
-            return op.Room(passage.splats[self.comm.rank], 0, self.overflow)
-        rooms = None if self.rooms is None or view is None else self.rooms.of([view])
+        if share.room is not None:
+            return op.Room(share.room.splats[self.comm.rank], 0, share.overflow)
+        rooms = None if self.rooms is None or share.view is None else self.rooms.of([share.view])
         return None if rooms is None else rooms[0]
 
     def _composite(self, shares: Sequence[Share]) -> None:
@@ -288,7 +348,7 @@ class GaussianLevel(Strategy):
                 self.ctx.kernels,
                 share.splats,
                 share.passage.instances if room is None else room.instances[self.comm.rank],
-                self.overflow,
+                share.overflow,
                 share.camera,
                 share.tiles,
                 share.work,
@@ -362,24 +422,6 @@ class GaussianLevel(Strategy):
                 self.optimizer.add_splats(self.gaussians, splats, camera, degree, partial, share.work)
         with clock("optimize"):
             self.optimizer.step(self.gaussians, images_seen)
-
-    def _gather_image(self, regions: Regions, image: torch.Tensor) -> torch.Tensor | None:
-        """The whole image of a batch of one on rank 0: every rank sends the pixels of its own tiles there."""
-        rank, ranks = self.comm.rank, self.comm.ranks
-        parts = [regions.rectangles(r, 0) for r in range(ranks)]
-        sizes = [sum((p.y1 - p.y0) * (p.x1 - p.x0) for p in of_rank) for of_rank in parts]
-        own = [image[p.y0 : p.y1, p.x0 : p.x1].reshape(-1, 3) for p in parts[rank] if rank != 0]
-        send = torch.cat([image.new_empty((0, 3)), *own])
-        received = self.comm.exchange(
-            "render", send, [len(send), *[0] * (ranks - 1)], [0, *sizes[1:]] if rank == 0 else [0] * ranks
-        ).wait()
-        if rank != 0:
-            return None
-        for of_rank, rows in zip(parts[1:], received.split(sizes[1:]), strict=True):
-            pixels = rows.split([(p.y1 - p.y0) * (p.x1 - p.x0) for p in of_rank])
-            for p, part in zip(of_rank, pixels, strict=True):
-                image[p.y0 : p.y1, p.x0 : p.x1] = part.view(p.y1 - p.y0, p.x1 - p.x0, 3)
-        return image
 
     def _redistribute(self) -> None:
         """Move Gaussians to new owners when due."""

@@ -36,6 +36,17 @@ class PassageRoom:
         """Rows that each other sends the rank."""
         return [row[rank] for row in self.records]
 
+    def holds(self, counts: torch.Tensor) -> bool:
+        """Whether it was large enough on every rank; counts: all ranks' [source, destination, ROUTE_COUNTS]."""
+        records, splats, instances = _needs(counts)
+        return all(
+            need <= room
+            for needs, rooms in (
+                *zip(records, self.records, strict=True), (splats, self.splats), (instances, self.instances)
+            )
+            for need, room in zip(needs, rooms, strict=True)
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class _Known:

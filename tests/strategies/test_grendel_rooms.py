@@ -144,3 +144,82 @@ def test_rooms_grow_by_what_was_seen_and_are_forgotten_with_other_cuts():
     assert rooms.of([3], cuts)[0].splats[1] >= 10 * int(counts[1, 0, 2])
     rooms.clear()
     assert rooms.of([3], cuts) is None
+
+
+def drawn(make, scene, ranks: int, visits: int, spoil=lambda strategy, visit: None):
+    """By visit, the pictures that rank 0 gives of all cameras, in order; the strategies and ledgers by rank."""
+    make("roomy")
+
+    def rank_main(comm):
+        strategy = Counted()
+        context = scene.context(KernelSet("roomy"), Training(sh_every=0), 1, comm)
+        strategy.setup(context, scene.source, scene.images, GrendelOptions(balance="off"))
+        given = []
+        for visit in range(visits):
+            spoil(strategy, visit)
+            given.append([p if p is None else p.clone() for p in strategy.pictures(scene.cameras)])
+        return given, strategy, comm
+
+    given, strategies, comms = zip(*VirtualWorld(ranks).run(rank_main), strict=True)
+    assert all(picture is None for of_rank in given[1:] for of_visit in of_rank for picture in of_visit)
+    return given[0], strategies, comms
+
+
+def expected_pictures(scene) -> list[torch.Tensor]:
+    single = Single()
+    context = scene.context(KernelSet("portable"), Training(sh_every=0))
+    single.setup(context, scene.source, scene.images, SingleOptions())
+    return list(single.pictures(scene.cameras))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_pictures_of_views_seen_before_wait_for_no_counts_and_are_those_of_single(
+    kernels_with_rooms, make_scene, ranks
+):
+    scene = make_scene()
+    given, strategies, comms = drawn(kernels_with_rooms, scene, ranks, visits=3)
+    for pictures in given:
+        for mine, other in zip(pictures, expected_pictures(scene), strict=True):
+            assert torch.allclose(mine, other, atol=1e-5)
+    for strategy in strategies:
+        assert strategy.batch_rooms._known.keys() == {(view,) for view in range(4)}
+    # Rows that held nothing are no payload: three visits of equal bytes.
+    for comm in comms:
+        assert all(int(n) % (3 * 44) == 0 for n in comm.ledger.payload["exchange_forward"].flatten())
+        assert "exchange_backward" not in comm.ledger.payload
+
+
+def test_a_picture_with_too_little_room_on_one_rank_is_drawn_again_before_it_is_given(kernels_with_rooms, make_scene):
+    scene = make_scene()
+
+    def spoil(strategy: Grendel, visit: int) -> None:
+        if visit != 1:
+            return
+        for column, view in ((0, 1), (1, 2), (2, 3)):
+            known = strategy.batch_rooms._known[(view,)]
+            counts = known.counts[0].clone()
+            counts[1, :, column] = 0
+            counts[:, 1, column] = 0
+            strategy.batch_rooms.learn((view,), SimpleNamespace(cuts=known.cuts), [counts])
+
+    given, _, _ = drawn(kernels_with_rooms, scene, 2, 3, spoil)
+    for pictures in given:
+        for mine, other in zip(pictures, expected_pictures(scene), strict=True):
+            assert torch.allclose(mine, other, atol=1e-5)
+
+
+def test_a_picture_that_nobody_waits_for_leaves_the_next_ones_right(kernels_with_rooms, make_scene):
+    scene = make_scene()
+    given, _, _ = drawn(kernels_with_rooms, scene, 2, 2, lambda strategy, visit: next(strategy.pictures(scene.cameras)))
+    for mine, other in zip(given[1], expected_pictures(scene), strict=True):
+        assert torch.allclose(mine, other, atol=1e-5)
+
+
+def test_training_and_pictures_take_turns(kernels_with_rooms, make_scene):
+    def spoil(strategy: Grendel, step: int) -> None:
+        if step % 3 == 2:
+            list(strategy.pictures([make.cameras[1], make.cameras[0]]))
+
+    make = make_scene()
+    made = train(kernels_with_rooms, make, 2, 1, spoil, balance="off")
+    assert_equal_to_single(made, single_of(make_scene(), 1))
