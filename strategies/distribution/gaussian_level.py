@@ -45,7 +45,7 @@ class Share:
 
     view: its number, None for one without. degree: of the harmonics. tiles: this rank's, [k] int32, and owners: the
     rank of every tile, [tiles] int32, on the device. limit: greatest depth of each tile. room: of its passage; None
-    where the host reads counts. overflow: its rooms' flag. splats: that arrived. loss, 0-d, and cost, [k]: of the tiles.
+    where the host reads counts. overflow: its flag. splats: that arrived. loss, 0-d, and cost, [k]: of its tiles.
     """
 
     view: int | None

@@ -199,3 +199,25 @@ def test_ledger_payload_is_the_same_as_with_kernels_that_read_every_size(make_sc
     difference = (forward - portable["exchange_forward"]).abs().sum()
     assert difference <= 1e-3 * forward.sum()
     assert torch.equal(compiled["exchange_loss"], portable["exchange_loss"])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_pictures_of_views_seen_before_are_those_of_single(make_scene, ranks):
+    scene = images_on_gpu(make_scene(count=COUNT))
+    device, context = torch.device("cuda", 0), scene.context(kernels(), EXACT)
+    single = Single()
+    single.setup(
+        replace(context, world=World.alone(device), comm=LocalCommunicator(device)), scene.source, scene.images,
+        SingleOptions(),
+    )  # fmt: skip
+    expected = [picture.clone() for picture in single.pictures(scene.cameras)]
+
+    def rank_main(comm: Communicator) -> list[list[torch.Tensor | None]]:
+        strategy = Grendel()
+        strategy.setup(scene.context(kernels(), EXACT, 1, comm), scene.source, scene.images, GrendelOptions())
+        return [list(strategy.pictures(scene.cameras)) for _ in range(3)]
+
+    for pictures in VirtualWorld(ranks).run(rank_main, "cuda:0")[0]:
+        for mine, other in zip(pictures, expected, strict=True):
+            assert mine is not None
+            assert (mine - other).abs().max() <= 1e-5
