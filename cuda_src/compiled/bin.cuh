@@ -5,7 +5,7 @@
 #pragma once
 
 #include "footprint.cuh"
-#include "sort.h"
+#include "sums.h"
 
 // The view's splats and what limits their instances, as Python passes them.
 struct Given {

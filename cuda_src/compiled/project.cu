@@ -7,7 +7,7 @@
 #include "gaussian.cuh"
 #include "groups.cuh"
 #include "harmonics.cuh"
-#include "sort.h"
+#include "sums.h"
 
 // Certainly outside the image: a bound on the footprint's extent from the largest axis alone, with room for rounding.
 __device__ bool far_outside(const View& view, float3 p, const float* log_scale, float opacity) {

@@ -199,5 +199,5 @@ def test_the_compiler_is_found_among_nvidias_wheels(monkeypatch, tmp_path):
 
 
 def test_sources_are_part_of_the_package():
-    assert {"config.h", "project.cu", "sort.cu", "footprint.cuh"} <= {file.name for file in source_files()}
+    assert {"config.h", "project.cu", "sums.cu", "footprint.cuh"} <= {file.name for file in source_files()}
     assert all(os.access(file, os.R_OK) for file in source_files())

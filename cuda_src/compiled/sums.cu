@@ -1,5 +1,5 @@
 // Prefix sums, from CUB; the only file that includes it, since it takes longest to compile.
-#include "sort.h"
+#include "sums.h"
 
 #include <cub/device/device_scan.cuh>
 
