@@ -1,66 +1,16 @@
-// Which ranks' tiles each splat meets, and its record on the way there and its gradients on the way back.
-//
-// A block has 256 splats. It counts those that each rank is sent; a prefix sum over ranks and blocks, rank after rank, is
-// then where each block's records begin in the buffer that travels, so that every kernel finds a record's place from the
-// masks and those sums, and no list of indices exists.
-//
-// Or each rank has a room in the buffer, agreed upon beforehand, so that no host need know how many records there are.
-// What they leave of it holds depths that are not numbers; its last row is never a record's and carries the sender's
-// overflow flag on the way back.
+// Which ranks' tiles each splat meets, and its record on the way there.
 #include "bin.cuh"
+#include "exchange.cuh"
 
 // As in cuda_src/exchange.py.
-constexpr int MOST_RANKS = 64;
-constexpr int SENT_GRADIENTS = 9;
 constexpr int SENT_RECORDS = 0, SENT_INSTANCES = 1, OWN_SPLATS = 2, OWN_UNDRAWN = 3, OVERFLOWED = 4, ROUTE_COUNTS = 5;
 constexpr int ID_WORDS = 2;
 constexpr int WIRE = RECORD + ID_WORDS;
 
-constexpr int WARPS = THREADS / WARP;
 // Words that a lane has under way at once when a warp moves records.
 constexpr int AT_ONCE = 4;
 // Blocks that blank what is left of a room: some thousands of rows.
 constexpr int BLANKS = 8;
-
-// Passed by value. A bit a rank, [splats]; records up to and with each block, [ranks x blocks]; rows of the buffer up to
-// and with each rank's room, if they have any; the flag that is set where a room is too small.
-struct Routes {
-    uint64_t* masks;
-    int64_t* ends;
-    int64_t splats, blocks;
-    int* overflow;
-    int ranks, roomy;
-    int64_t room_ends[MOST_RANKS];
-
-    // How many records there are for ranks before this one, and for this one in blocks before this.
-    __device__ int64_t sent_before(int rank, int64_t block) const {
-        int64_t before = rank * blocks + block - 1;
-        return before < 0 ? 0 : ends[before];
-    }
-    __device__ int64_t sent(int rank) const { return sent_before(rank + 1, 0) - sent_before(rank, 0); }
-    // Rows of the buffer that a rank's records may have.
-    __device__ int64_t begin(int rank) const {
-        if (!roomy) return sent_before(rank, 0);
-        return rank == 0 ? 0 : room_ends[rank - 1];
-    }
-    __device__ int64_t end(int rank) const { return roomy ? room_ends[rank] - 1 : sent_before(rank + 1, 0); }
-    // Where a block's records for a rank begin.
-    __device__ int64_t start(int rank, int64_t block) const {
-        return begin(rank) + sent_before(rank, block) - sent_before(rank, 0);
-    }
-};
-
-// Rows that a rank has for itself.
-struct Hole {
-    int64_t first, count;
-    __device__ int64_t row(int64_t other) const { return other < first ? other : other + count; }
-};
-
-__device__ inline uint64_t either(uint64_t mask) {
-    uint32_t low = __reduce_or_sync(ALL_LANES, static_cast<uint32_t>(mask));
-    uint32_t high = __reduce_or_sync(ALL_LANES, static_cast<uint32_t>(mask >> 32));
-    return static_cast<uint64_t>(high) << 32 | low;
-}
 
 // Instances by rank, as tiles come: those of one rank follow one another, since its tiles do.
 struct Tally {
@@ -168,37 +118,6 @@ __global__ void count_routes(Given given, Routes routes, int64_t* counts) {
     if (routes.roomy && routes.sent(rank) > routes.end(rank) - routes.begin(rank)) *routes.overflow = 1;
 }
 
-// `each(rank, lanes, at)` is called by the whole warp for each of the wanted ranks that any of its splats goes to: with
-// the lanes whose splat does, and the place of the first of them among all that are sent. Every thread of the block
-// calls it, once.
-template <typename Each>
-__device__ void for_each_rank(const Routes& routes, uint64_t mask, Each each) {
-    __shared__ int counts[WARPS][MOST_RANKS];
-    for (int i = threadIdx.x; i < WARPS * MOST_RANKS; i += THREADS) counts[i / MOST_RANKS][i % MOST_RANKS] = 0;
-    __syncthreads();
-    uint64_t any = either(mask);
-    for (uint64_t left = any; left; left &= left - 1) {
-        int rank = __ffsll(left) - 1;
-        int those = __popc(__ballot_sync(ALL_LANES, mask >> rank & 1));
-        if (lane_index() == 0) counts[warp_index()][rank] = those;
-    }
-    __syncthreads();
-    for (uint64_t left = any; left; left &= left - 1) {
-        int rank = __ffsll(left) - 1;
-        int64_t at = routes.start(rank, blockIdx.x);
-        for (int warp = 0; warp < warp_index(); ++warp) at += counts[warp][rank];
-        each(rank, __ballot_sync(ALL_LANES, mask >> rank & 1), at);
-    }
-}
-
-__device__ inline int64_t own_splat() { return static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; }
-
-__device__ inline uint64_t own_mask(const Routes& routes) {
-    return own_splat() < routes.splats ? routes.masks[own_splat()] : 0;
-}
-
-__device__ inline int lanes_below(unsigned lanes) { return __popc(lanes & ((1u << lane_index()) - 1)); }
-
 // The lanes given, one after another, for the warp to work through: entry n is the n-th of them.
 __device__ inline const int* in_order(unsigned lanes) {
     __shared__ int order[WARPS][WARP];
@@ -300,91 +219,6 @@ __global__ void __launch_bounds__(THREADS) unpack_wire(const uint32_t* __restric
     }
 }
 
-// The columns of a gradient that travel; false if all are exactly zero.
-struct Gradient {
-    float values[SENT_GRADIENTS];
-    __device__ explicit Gradient(const float4* row) {
-        float4 a = row[0], b = row[1];
-        values[0] = a.x, values[1] = a.y, values[2] = a.z, values[3] = a.w;
-        values[4] = b.x, values[5] = b.y, values[6] = b.z, values[7] = b.w;
-        values[8] = row[2].x;
-    }
-    __device__ bool any() const {
-        bool some = false;
-#pragma unroll
-        for (float value : values) some |= value != 0.f;
-        return some;
-    }
-};
-static_assert(GRADIENT_STRIDE == 12 && SENT_GRADIENTS == 9, "a row is three words of 16 bytes");
-
-// Rows of nine floats are put together in shared memory: written lane by lane they would touch every sector nine times.
-__global__ void __launch_bounds__(THREADS) pack_gradient_rows(const float4* __restrict__ gradients, int64_t others,
-                                                              Hole hole, float* out, unsigned long long* zeros) {
-    __shared__ float stage[THREADS * SENT_GRADIENTS];
-    int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
-    int without = 0;
-    for (int64_t base = static_cast<int64_t>(blockIdx.x) * THREADS; base < others; base += step) {
-        int here = static_cast<int>(min(others - base, static_cast<int64_t>(THREADS)));
-        bool zero = false;
-        if (threadIdx.x < here) {
-            Gradient own(gradients + hole.row(base + threadIdx.x) * (GRADIENT_STRIDE / 4));
-            zero = !own.any();
-#pragma unroll
-            for (int j = 0; j < SENT_GRADIENTS; ++j) stage[threadIdx.x * SENT_GRADIENTS + j] = own.values[j];
-        }
-        without += __syncthreads_count(zero);
-        for (int i = threadIdx.x; i < here * SENT_GRADIENTS; i += THREADS) {
-            int n = i / SENT_GRADIENTS;
-            out[hole.row(base + n) * SENT_GRADIENTS + i - n * SENT_GRADIENTS] = stage[i];
-        }
-        __syncthreads();
-    }
-    if (threadIdx.x == 0 && without > 0) atomicAdd(zeros, static_cast<unsigned long long>(without));
-}
-
-// Every splat's gradients, summed rank after rank. own: null, or where this rank's are, in the hole.
-__global__ void __launch_bounds__(THREADS) sum_routes(Routes routes, const float* __restrict__ returned, int own_rank,
-                                                      const float4* __restrict__ own, Hole hole, float4* out,
-                                                      unsigned long long* zeros) {
-    float total[SENT_GRADIENTS] = {};
-    bool zero = false;
-    for_each_rank(routes, own_mask(routes), [&](int rank, unsigned lanes, int64_t at) {
-        int64_t place = at + lanes_below(lanes);
-        if (!(lanes >> lane_index() & 1) || place >= routes.end(rank)) return;
-        if (rank == own_rank && own != nullptr) {
-            Gradient kept(own + (hole.first + place - routes.begin(rank)) * (GRADIENT_STRIDE / 4));
-            zero = !kept.any();
-#pragma unroll
-            for (int j = 0; j < SENT_GRADIENTS; ++j) total[j] += kept.values[j];
-        } else {
-#pragma unroll
-            for (int j = 0; j < SENT_GRADIENTS; ++j) total[j] += returned[place * SENT_GRADIENTS + j];
-        }
-    });
-    if (own_splat() < routes.splats) {
-        float4* row = out + own_splat() * (GRADIENT_STRIDE / 4);
-        row[0] = make_float4(total[0], total[1], total[2], total[3]);
-        row[1] = make_float4(total[4], total[5], total[6], total[7]);
-        row[2] = make_float4(total[8], 0.f, 0.f, 0.f);
-    }
-    int without = __syncthreads_count(zero);
-    if (threadIdx.x == 0 && without > 0) atomicAdd(zeros, static_cast<unsigned long long>(without));
-    if (routes.roomy && blockIdx.x == 0 && threadIdx.x < routes.ranks && threadIdx.x != own_rank &&
-        returned[routes.end(threadIdx.x) * SENT_GRADIENTS] != 0.f) {
-        *routes.overflow = 1;
-    }
-}
-
-// A thread a rank: this rank's flag in the last row of what goes back to each other one. ends: of the rooms that came.
-struct RoomEnds {
-    int64_t ends[MOST_RANKS];
-};
-__global__ void flag_rooms(RoomEnds rooms, int ranks, int own_rank, const int* overflow, float* rows) {
-    int rank = threadIdx.x;
-    if (rank < ranks && rank != own_rank) rows[(rooms.ends[rank] - 1) * SENT_GRADIENTS] = *overflow != 0 ? 1.f : 0.f;
-}
-
 // given: its `places` are the ranks of the tiles. block_records: [ranks x blocks] to work with. counts: [ranks,
 // ROUTE_COUNTS], written. At least one splat.
 EXPORT int route_splats(Queue queue, const View* view, const Given* given, float min_opacity, const Routes* routes,
@@ -434,29 +268,5 @@ EXPORT int unpack_records(Queue queue, const uint32_t* wire, int width, int64_t 
     int64_t others = rows - count;
     unpack_wire<<<blocks_for(others, THREADS), THREADS, 0, queue.stream>>>(wire, width, others, Hole{first, count},
                                                                            records, reinterpret_cast<uint32_t*>(ids));
-    return cudaGetLastError();
-}
-
-EXPORT int pack_gradients(Queue queue, const float4* gradients, int64_t rows, int64_t first, int64_t count, float* out,
-                          unsigned long long* zeros) {
-    CHECK(cudaSetDevice(queue.device));
-    int64_t others = rows - count;
-    pack_gradient_rows<<<blocks_for(others, THREADS), THREADS, 0, queue.stream>>>(gradients, others,
-                                                                                  Hole{first, count}, out, zeros);
-    return cudaGetLastError();
-}
-
-EXPORT int sum_gradients(Queue queue, const Routes* routes, const float* returned, int own_rank, const float4* own,
-                         int64_t first, int64_t count, float4* out, unsigned long long* zeros) {
-    CHECK(cudaSetDevice(queue.device));
-    sum_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(
-        *routes, returned, own_rank, own, Hole{first, count}, out, zeros);
-    return cudaGetLastError();
-}
-
-// rows: what goes back, [rows, SENT_GRADIENTS]; ends: of the ranks' rooms in it.
-EXPORT int flag_gradients(Queue queue, const RoomEnds* rooms, int ranks, int own_rank, const int* overflow, float* rows) {
-    CHECK(cudaSetDevice(queue.device));
-    flag_rooms<<<1, MOST_RANKS, 0, queue.stream>>>(*rooms, ranks, own_rank, overflow, rows);
     return cudaGetLastError();
 }

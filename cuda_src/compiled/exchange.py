@@ -1,4 +1,4 @@
-"""Routing and packing: what the kernels of exchange.cu are given; see cuda_src/exchange.py."""
+"""Routing and packing: what the kernels of exchange.cu and exchange_gradients.cu take; see cuda_src/exchange.py."""
 
 from __future__ import annotations
 

@@ -61,15 +61,17 @@ class GaussianExchange:
         self.counted_zeros = torch.zeros(1, dtype=torch.int64, device=comm.device)
         """On the device, where they are counted."""
         self.records = 0
+        self.unused = 0
+        """Rows counted there that held no record: those of a room count as zero."""
 
     @property
     def zeros(self) -> int:
-        return int(self.counted_zeros)
+        return int(self.counted_zeros) - self.unused
 
     def clear(self) -> None:
         """Start a new window of the counters."""
         self.counted_zeros.zero_()
-        self.records = 0
+        self.records = self.unused = 0
 
 
 class Passage:
@@ -218,13 +220,13 @@ class Passage:
         """Of a passage with a room: what its rows did not hold counts for nothing. returned: gradients went back."""
         exchange, rank = self._exchange, self._exchange.comm.rank
         records = self.counts[:, :, SENT_RECORDS]
-        gone = [room - n for room, n in zip(self._to, records[rank].tolist(), strict=True)]
+        gone = [max(0, room - n) for room, n in zip(self._to, records[rank].tolist(), strict=True)]
         exchange.comm.ledger.add_unused(self.stage, rank, [FORWARD_BYTES * n for n in gone])
         if not returned:
             return
-        came = [room - n for room, n in zip(self._from, records[:, rank].tolist(), strict=True)]
+        came = [max(0, room - n) for room, n in zip(self._from, records[:, rank].tolist(), strict=True)]
         exchange.records -= sum(came)
-        exchange.counted_zeros -= sum(came) - came[rank]
+        exchange.unused += sum(came) - came[rank]
         exchange.comm.ledger.add_unused(RETURN_STAGE, rank, [BACKWARD_BYTES * n for n in came])
 
     @property

@@ -19,8 +19,9 @@ from strategies.distribution.balance import Balance
 from strategies.distribution.exchange_options import ExchangeOptions
 from strategies.distribution.gaussian_exchange import GaussianExchange, Passage
 from strategies.distribution.halo import Halo, exchange_halo
+from strategies.distribution.host_group import to_host
 from strategies.distribution.image_gathering import gather_image
-from strategies.distribution.late_batches import FlagCopy, LateBatch, outcome_of
+from strategies.distribution.late_batches import LateBatch, outcome_of
 from strategies.distribution.migration import migrate
 from strategies.distribution.ownership import dealt_owners, owned_ids, random_owners
 from strategies.distribution.passage_rooms import PassageRoom, PassageRooms
@@ -112,7 +113,6 @@ class GaussianLevel(Strategy):
         self.late = None if self.rooms is None else StepQueue(self.overflow, self._exactly)
         self.batch_rooms = PassageRooms()
         self.placed = PlacedRegionsKept(ctx.world.rank, self.device)
-        self._idle_flags: list[FlagCopy] = []
         self.segment_time = SegmentTime(ctx.comm, options.balance == "measured")
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
         self._view_numbers = {id(camera): view for view, camera in enumerate(ctx.cameras)}
@@ -141,10 +141,9 @@ class GaussianLevel(Strategy):
     def _queued(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom]) -> LateBatch:
         """A step that nobody has waited for."""
         shares = self._train(plan, regions, rooms)
-        flag = self._idle_flags.pop() if self._idle_flags else FlagCopy(self.device)
-        flag.send(self.overflow)
+        flag = to_host(self.overflow.clone())  # The next batch may set it.
         passages, losses = [share.passage for share in shares], [share.loss for share in shares]
-        return LateBatch(plan, regions, passages, losses, flag, self.batch_rooms, self._idle_flags)
+        return LateBatch(plan, regions, passages, losses, flag, self.batch_rooms)
 
     def _exactly(self, plan: Plan, regions: Regions | None = None) -> Outcome:
         """One step with the counts that the host reads."""

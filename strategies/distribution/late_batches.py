@@ -12,27 +12,6 @@ from strategies.distribution.regions import Regions
 from strategies.training.late_steps import Outcome, Plan, QueuedStep
 
 
-class FlagCopy:
-    """The overflow flag on its way to the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._flag = torch.empty(1, dtype=torch.int32, pin_memory=on_gpu)
-        self._arrived = torch.cuda.Event() if on_gpu else None
-
-    def send(self, flag: torch.Tensor) -> None:
-        """Copy it as it is behind the work queued so far."""
-        self._flag.copy_(flag, non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record(torch.cuda.current_stream(flag.device))
-
-    def read(self) -> bool:
-        """Waits until it is there."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return bool(self._flag)
-
-
 class LateBatch(QueuedStep):
     """A batch of views, each with a passage. Every rank has the same flag and counts, and so comes to the same end."""
 
@@ -42,20 +21,18 @@ class LateBatch(QueuedStep):
         regions: Regions,
         passages: Sequence[Passage],
         losses: Sequence[torch.Tensor],
-        flag: FlagCopy,
+        flag: Callable[[], torch.Tensor],
         rooms: PassageRooms,
-        idle: list[FlagCopy],
     ) -> None:
+        """flag: waits for the overflow flag as it was behind the batch, [1]."""
         super().__init__(plan)
         self._regions, self._passages, self._losses = regions, passages, losses
-        self._flag, self._rooms, self._idle = flag, rooms, idle
+        self._flag, self._rooms = flag, rooms
 
     def overflowed(self) -> bool:
-        return self._flag.read()
+        return bool(self._flag())
 
     def learn(self) -> Callable[[], Outcome]:
-        for passage in self._passages:
-            passage.settle()
         self._rooms.learn(self.plan.views, self._regions, [passage.counts for passage in self._passages])
         return self._outcome
 
@@ -63,7 +40,8 @@ class LateBatch(QueuedStep):
         self._rooms.grow(self.plan.views, self._regions, [passage.counts for passage in self._passages])
 
     def release(self) -> None:
-        self._idle.append(self._flag)
+        for passage in self._passages:
+            passage.settle()
 
     def _outcome(self) -> Outcome:
         return outcome_of(self._passages, self._losses)

@@ -5,7 +5,7 @@ With them nobody waits for counts: so many rows cross as there is room for, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,14 +38,19 @@ class PassageRoom:
 
     def holds(self, counts: torch.Tensor) -> bool:
         """Whether it was large enough on every rank; counts: all ranks' [source, destination, ROUTE_COUNTS]."""
+        return all(need <= room for room, need in self._beside(counts))
+
+    def fits(self, counts: torch.Tensor) -> bool:
+        """Whether it may stay, neither too small for the next visit nor too large."""
+        return all(fits(room, need) for room, need in self._beside(counts))
+
+    def _beside(self, counts: torch.Tensor) -> Iterator[tuple[int, int]]:
+        """Each of its sizes, and what was needed."""
         records, splats, instances = _needs(counts)
-        return all(
-            need <= room
-            for needs, rooms in (
-                *zip(records, self.records, strict=True), (splats, self.splats), (instances, self.instances)
-            )
-            for need, room in zip(needs, rooms, strict=True)
-        )  # fmt: skip
+        for rooms, needs in zip(self.records, records, strict=True):
+            yield from zip(rooms, needs, strict=True)
+        yield from zip(self.splats, splats, strict=True)
+        yield from zip(self.instances, instances, strict=True)
 
 
 @dataclass(frozen=True)
@@ -89,15 +94,9 @@ class PassageRooms:
 
 def _room(counts: torch.Tensor, known: PassageRoom | None) -> PassageRoom:
     """Room for those counts: the known one if it fits them."""
-    records, splats, instances = _needs(counts)
-    if known is not None and all(
-        fits(room, need)
-        for needs, rooms in (
-            *zip(records, known.records, strict=True), (splats, known.splats), (instances, known.instances)
-        )
-        for need, room in zip(needs, rooms, strict=True)
-    ):  # fmt: skip
+    if known is not None and known.fits(counts):
         return known
+    records, splats, instances = _needs(counts)
     return PassageRoom(
         tuple(tuple(map(with_margin, row)) for row in records),
         tuple(map(with_margin, splats)),

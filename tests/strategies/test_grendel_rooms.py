@@ -105,6 +105,10 @@ def test_what_is_too_small_on_one_rank_makes_all_do_the_step_again(kernels_with_
 
     made = train(kernels_with_rooms, make_scene(), 2, batch, spoil, balance="off")
     assert_equal_to_single(made, single_of(make_scene(), batch))
+    payload = {
+        stage: sum(c.ledger.payload[f"exchange_{stage}"] for c in made.comms) for stage in ("forward", "backward")
+    }
+    assert torch.equal(payload["forward"] // 44 * 36, payload["backward"].T)
     # That step and the one queued behind it, on both ranks.
     assert [strategy.exact_steps for strategy in made.strategies] == [4 // batch + 2] * 2
 
