@@ -109,7 +109,7 @@ def compose(results: Results) -> Page:
         after=after,
         reading=notes(
             cells["scenario"].unique(),
-            bool(cells["modelled"].any()),
+            cells.loc[cells["modelled"], "engine"].map(lambda engine: "virtual" if engine == "virtual" else "paced"),
             [section.name for section in [*before, *after]],
             unequal=bool((cells["quality_gap"].abs() > TOLERANCE_DB).any()),
             remarks=_remarks(results),

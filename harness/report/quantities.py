@@ -34,6 +34,11 @@ def count(value: float | None) -> str:
     return NONE if value is None or _absent(value) else f"{round(value):,}"
 
 
+def millions(value: float | None) -> str:
+    """A large count: 227 M."""
+    return NONE if value is None or _absent(value) else f"{number(value / 1e6)} M"
+
+
 def milliseconds(seconds: float | None) -> str:
     """Seconds as milliseconds, without the unit."""
     return NONE if seconds is None or _absent(seconds) else number(seconds * 1e3)

@@ -45,9 +45,12 @@ _BY_SCENARIO = {
         "A time is one call on one view with the inputs it has in a step, operators one after another in a step's "
         "order, mean over views. Counted work comes from the tensors of each view: a warp evaluation is a splat that "
         "can be seen in a patch of 8 x 4 pixels, before all of these are done. 'must move' is what any kernel has to "
-        "read or write once; DRAM bytes are what Nsight Compute counted, in a run of its own on one view. GB/s are "
-        "DRAM bytes, or else those that must move, over the time; what stays in a cache beats its floor. In brackets: "
-        "operators that this step lacks. p50 and p99 are of single steps, each over the floor of its own view.",
+        "read or write once. Bound by issue: of some timed views warp instructions take longer than bytes. 'profiled' "
+        "is one view, the one with the median number of instances, in a run of its own under Nsight Compute: time of "
+        "the kernels alone, DRAM bytes, these over what this view must move and over that time, and warp instructions "
+        "of those that the device can issue in it. What stays in a cache beats its floor. In brackets: operators that "
+        "this step lacks. p50 and p99 are of single steps, each over the floor of its own view. The goals are those of "
+        "20 million Gaussians.",
     ),
 }
 
@@ -85,11 +88,18 @@ _UNEQUAL = (
     "and options that train.",
 )
 
-_MODELLED = (
-    "Modelled",
-    "values come from ranks that took turns on one device: the step is taken to last as long as its slowest "
-    "rank's own computation. They show how work divides, not what a link between devices costs.",
-)
+_MODELLED = {
+    "virtual": (
+        "Modelled, engine virtual:",
+        "ranks took turns on one device, and the step is taken to last as long as its slowest rank's own computation. "
+        "It shows how work divides, not what a link between devices costs.",
+    ),
+    "paced": (
+        "Modelled, link paced:",
+        "ranks ran side by side, and each exchange was held back until a link of that rate could have carried its "
+        "bytes. Times are real but for that link.",
+    ),
+}
 
 _MEMORY = (
     "Memory",
@@ -107,15 +117,17 @@ _STATUS = (
 
 def notes(
     scenarios: Iterable[str],
-    modelled: bool,
+    modelled: Iterable[str],
     sections: Iterable[str],
     unequal: bool = False,
     remarks: Iterable[str] = (),
 ) -> list[tuple[str, str]]:
-    """(term, explanation) for what the report at hand shows. sections: names of those it has. unequal: whether it marks
-    a rate whose quality is not that of single. remarks: of strategies on how they ran."""
+    """(term, explanation) for what the report at hand shows. modelled: ways in which rates were, `virtual` or `paced`.
+    sections: names of those it has. unequal: whether it marks a rate whose quality is not that of single. remarks: of
+    strategies on how they ran."""
     scenarios, sections = list(scenarios), list(sections)
     chosen = [*_ALWAYS, *(_BY_SCENARIO[s] for s in _BY_SCENARIO if s in scenarios)]
     chosen += [_BY_SECTION[s] for s in _BY_SECTION if s in sections]
     chosen += [("Remark.", remark) for remark in remarks]
-    return [*chosen, *([_UNEQUAL] if unequal else []), *([_MODELLED] if modelled else []), _MEMORY, _STATUS]
+    chosen += [_UNEQUAL] if unequal else []
+    return [*chosen, *(_MODELLED[kind] for kind in _MODELLED if kind in set(modelled)), _MEMORY, _STATUS]

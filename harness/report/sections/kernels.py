@@ -10,13 +10,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from harness.measure.floors import OPERATORS
 from harness.report import palette
 from harness.report.drawing import bars, beside, legend
 from harness.report.frames import Results
 from harness.report.parts import Lines, Section, Table, Value, drawn, figure, groups, tabulated, text
-from harness.report.quantities import count, memory, milliseconds, number, ratio
+from harness.report.quantities import NONE, count, memory, millions, milliseconds, number, percent, ratio
 
-_OF_OPERATORS = ("operator_seconds", "roofline_seconds", "compulsory_bytes", "dram_bytes", "dram_over_compulsory")
+_OF_VIEWS = ("operator_seconds", "roofline_seconds", "compulsory_bytes")
+"""Means over the timed views."""
+_OF_ONE_VIEW = ("kernel_seconds", "dram_bytes", "dram_over_compulsory", "warp_instructions")
+"""What the profiler counted, of another view than the mean one: never divided by means."""
+
+_EQUAL = 1e-3
+"""Relative difference up to which a floor is that of its bytes."""
+
+GOAL, TAIL_GOAL = 1.6, 3.0
+"""Of a step over the sum of its operators' floors, at 20 million Gaussians; of p99 over p50 of single steps."""
 
 COUNTED = {
     "visible_gaussians": "visible Gaussians",
@@ -44,14 +54,19 @@ STAGE_OF = {"bin_splats": "bin", "l1_ssim": "loss", "project_backward_adam": "op
 def operators(results: Results) -> pd.DataFrame:
     """A row an operator (`stage`) of a cell, in the order of a step, with a column a metric, mean over repeats.
 
-    Columns: operator_seconds, roofline_seconds, compulsory_bytes, dram_bytes, dram_over_compulsory, nan where a metric
-    was not measured; `in_step`: whether a step of the cell's back end consists of it.
+    Columns: _OF_VIEWS and _OF_ONE_VIEW, nan where a metric was not measured; `bytes_seconds`: compulsory bytes over the
+    bandwidth of a copy; `issue_rate` of the device; `in_step`: whether a step of the cell's back end consists of it.
     """
-    found = results.of_ok(*_OF_OPERATORS)
+    columns = (*_OF_VIEWS, *_OF_ONE_VIEW)
+    found = results.of_ok(*columns)
     if found.empty or found["stage"].isna().all():
         return pd.DataFrame()
     means = found.dropna(subset="stage").groupby(["cell", "stage", "metric"], sort=False)["value"].mean()
-    frame = means.unstack("metric").reindex(columns=_OF_OPERATORS).dropna(subset="operator_seconds").reset_index()
+    frame = means.unstack("metric").reindex(columns=columns).dropna(subset="operator_seconds").reset_index()
+    rates = results.of_ok("copy_bandwidth", "issue_rate")
+    rates = rates.groupby(["cell", "metric"])["value"].mean().unstack("metric")
+    frame = frame.join(rates.reindex(columns=["copy_bandwidth", "issue_rate"]), on="cell")
+    frame["bytes_seconds"] = frame["compulsory_bytes"] / frame["copy_bandwidth"]
     order = {name: i for i, name in enumerate((*_STEP, *_IN_TWO))}
     at_once = frame["cell"].isin(frame.loc[frame["stage"] == _STEP[-1], "cell"])
     frame["in_step"] = ~(at_once & frame["stage"].isin(_IN_TWO))
@@ -99,26 +114,30 @@ def section(results: Results) -> Section:
         "kernels",
         "Kernels",
         "Milliseconds of one call, in the order of a step. The floor is the larger of two times: compulsory bytes over "
-        "the bandwidth of a copy, and warp instructions over the issue rate, both from counted work.",
+        "the bandwidth of a copy, and warp instructions over the issue rate, both from counted work; 'bound by' says "
+        "which. The floor of a whole step is the sum of its operators'.",
     )
     timed = operators(results)
     found.parts += drawn("kernels", groups(timed), lambda group: _caption(group), draw)
     work = dict(groups(_counted(results)))
     whole = dict(groups(steps(results)))
     for title, group in groups(timed):
-        bodies = [(str(label), _operator_rows(rows)) for label, rows in group.groupby("label", sort=False)]
-        alone = len(bodies) == 1
-        bodies = [(f"{title} · {bodies[0][0]}", bodies[0][1])] if alone else bodies
-        columns = ["operator", "ms", "floor", "over floor", "DRAM", "must move", "GB/s"]
-        found.parts += tabulated(columns, bodies, "" if alone else title)
+        of_cells = [(str(label), rows) for label, rows in group.groupby("label", sort=False)]
+        alone = len(of_cells) == 1
+        bodies = [(f"{title} · {label}" if alone else label, _times(rows)) for label, rows in of_cells]
+        found.parts += tabulated(_TIMES, bodies, "" if alone else title)
+        bodies = [("" if alone else label, _profiled(rows)) for label, rows in of_cells]
+        found.parts += tabulated(_PROFILED, bodies)
         if title in whole:
-            columns = ["whole step", "ms", "floor", "over floor", "p50", "p99", "p99 / p50"]
-            found.parts += tabulated(columns, [("", _step_rows(whole[title]))])
+            found.parts += tabulated(_WHOLE, [("", _step_rows(whole[title]))])
         if title in work:
             found.parts += _work_table(work[title])
-    notes = _notes(results)
-    if notes and found.parts:
-        found.parts.append(Lines("Measured beside them", notes))
+    if found.parts:
+        notes = _notes(results)
+        found.parts += [Lines("Measured beside them", notes)] if notes else []
+        shown = set(timed.loc[timed["roofline_seconds"].notna(), "stage"])
+        demands = [(name, demand.why) for name, demand in OPERATORS.items() if name in shown]
+        found.parts += [Lines("Bytes that an operator must move", demands)] if demands else []
     return found
 
 
@@ -127,27 +146,73 @@ def _caption(group: pd.DataFrame) -> str:
     return words + " A tick marks its floor." if group["roofline_seconds"].notna().any() else words
 
 
-def _operator_rows(rows: pd.DataFrame) -> list[list[Value]]:
-    """Operators of one cell, those of a step first with their sum."""
+_TIMES = ["operator", "ms", "floor", "over floor", "bound by", "must move"]
+
+
+def _times(rows: pd.DataFrame) -> list[list[Value]]:
+    """Means over views of one cell's operators, those of a step first with their sum."""
+    shown = [_time_row(name, row) for name, row in _named(rows)]
+    sums = rows.loc[rows["in_step"], [*_OF_VIEWS, "bytes_seconds"]].sum(skipna=False)
+    shown.insert(
+        int(rows["in_step"].sum()), [*_time_row("sum", sums)[:4], text(NONE), figure(sums["compulsory_bytes"], memory)]
+    )
+    return shown
+
+
+def _named(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
+    """Operators of a step, then the others in brackets."""
     of_step, others = rows[rows["in_step"]], rows[~rows["in_step"]]
-    shown = [_row(str(row["stage"]), row) for _, row in of_step.iterrows()]
-    sums = of_step[["operator_seconds", "roofline_seconds", "compulsory_bytes", "dram_bytes"]].sum(skipna=False)
-    shown.append(_row("sum", sums))
-    return shown + [_row(f"({row['stage']})", row) for _, row in others.iterrows()]
+    return [
+        *((str(row["stage"]), row) for _, row in of_step.iterrows()),
+        *((f"({row['stage']})", row) for _, row in others.iterrows()),
+    ]
 
 
-def _row(name: str, row: pd.Series) -> list[Value]:
-    seconds, floor = row["operator_seconds"], row["roofline_seconds"]
-    moved = row["dram_bytes"] if pd.notna(row["dram_bytes"]) else row["compulsory_bytes"]
+def _time_row(name: str, row: pd.Series) -> list[Value]:
+    seconds, floor, of_bytes = row["operator_seconds"], row["roofline_seconds"], row["bytes_seconds"]
+    bound = NONE
+    if pd.notna(floor) and pd.notna(of_bytes):
+        bound = "bytes" if floor <= (1 + _EQUAL) * of_bytes else "issue"
     return [
         text(name),
         figure(seconds, milliseconds),
         figure(floor, milliseconds),
         figure(seconds / floor, ratio),
-        figure(row["dram_bytes"], memory),
+        text(bound),
         figure(row["compulsory_bytes"], memory),
-        figure(moved / seconds / 1e9, number),
     ]
+
+
+_PROFILED = ["profiled, one view", "ms", "DRAM", "over must", "GB/s", "instructions", "of issue"]
+
+
+def _profiled(rows: pd.DataFrame) -> list[list[Value]]:
+    """What the profiler counted of one view of the cell; no rows where it did not run."""
+    rows = rows[rows["kernel_seconds"].notna()].copy()
+    if rows.empty:
+        return []
+    rows["must"] = rows["dram_bytes"] / rows["dram_over_compulsory"]
+    shown = [_profiled_row(name, row) for name, row in _named(rows)]
+    sums = rows.loc[rows["in_step"], ["kernel_seconds", "dram_bytes", "must", "warp_instructions"]].sum(skipna=False)
+    sums["issue_rate"] = rows["issue_rate"].iloc[0]
+    shown.insert(int(rows["in_step"].sum()), _profiled_row("sum", sums))
+    return shown
+
+
+def _profiled_row(name: str, row: pd.Series) -> list[Value]:
+    seconds, instructions = row["kernel_seconds"], row["warp_instructions"]
+    return [
+        text(name),
+        figure(seconds, milliseconds),
+        figure(row["dram_bytes"], memory),
+        figure(row["dram_bytes"] / row["must"], ratio),
+        figure(row["dram_bytes"] / seconds / 1e9, number),
+        figure(instructions, millions),
+        figure(instructions / (seconds * row["issue_rate"]), percent),
+    ]
+
+
+_WHOLE = ["whole step", "ms", "floor", f"over floor (goal {GOAL})", "p50", "p99", f"p99 / p50 (goal {TAIL_GOAL:g})"]
 
 
 def _step_rows(rows: pd.DataFrame) -> list[list[Value]]:

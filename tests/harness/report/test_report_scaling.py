@@ -178,3 +178,17 @@ def test_remarks_of_strategies_stand_once_below_the_figures_and_in_no_environmen
     assert page.reading.count(("Remark.", "repaired at run time")) == 1
     (environment,) = [section for section in page.after if section.name == "environment"]
     assert "remark" not in {row[0].text for part in environment.parts for row in part.rows}
+
+
+def test_values_are_called_modelled_for_the_reason_that_they_are(run):
+    def terms() -> set[str]:
+        with drawing.style():
+            return {term for term, _ in compose(frames.read([run.folder])).reading if term.startswith("Modelled")}
+
+    rate = Measurement.of("views_per_second", 9.0, source="modelled")
+    run.add([Measurement.of("views_per_second", 9.0)])
+    assert terms() == set()
+    run.add([rate], strategy="grendel", ranks=2, engine="nccl", link="paced:12", **GPUS)
+    assert terms() == {"Modelled, link paced:"}
+    run.add([rate], strategy="grendel", ranks=2, engine="virtual")
+    assert terms() == {"Modelled, link paced:", "Modelled, engine virtual:"}
