@@ -8,6 +8,7 @@ from harness.measure.statistics import median_noise
 from harness.report.convergence import quality_gaps
 from harness.report.labels import GROUP, cell_labels, group_titles, series, variants
 from harness.report.palette import strategy_order
+from harness.report.peer import over_gsplat
 
 _JOB_VALUES = (
     "views_per_second",
@@ -62,7 +63,7 @@ def headlines(rows: pd.DataFrame, measurements: pd.DataFrame, raw: pd.DataFrame)
     cells["variant"] = variants(cells)
     cells["speedup"] = _speedup(cells)
     runs = rows.set_index("record")["run"]
-    cells["over_gsplat"] = _over_gsplat(cells, rates[rates["metric"] == "views_per_second"], runs)
+    cells = cells.join(over_gsplat(cells, rates[rates["metric"] == "views_per_second"], runs))
     cells["quality_gap"] = quality_gaps(cells)
     return _ordered(cells)
 
@@ -107,23 +108,6 @@ def _speedup(cells: pd.DataFrame) -> pd.Series:
         bases = bases.fillna(cells.join(base, on=keys)["base"].astype("float64"))
     others = cells.groupby(GROUP, dropna=False)["views_per_second"].transform("count") > 1
     return (cells["views_per_second"] / bases).where(others)
-
-
-def _over_gsplat(cells: pd.DataFrame, rates: pd.DataFrame, runs: pd.Series) -> pd.Series:
-    """views/s over those of the fastest cell of `gsplat` in the group, on as many ranks and the same link, in the same
-    run.
-
-    rates: views/s by record. runs: by record. Null where a run has no such cell; of several runs the median.
-    """
-    if rates.empty:
-        return pd.Series(float("nan"), index=cells.index)
-    by_run = rates.assign(run=rates["record"].map(runs)).groupby(["cell", "run"], as_index=False)["value"].median()
-    place = [*GROUP, "ranks", "link", "environment_id"]
-    where = [*place, "run"]
-    by_run = by_run.join(cells[[*place, "strategy"]], on="cell")
-    peers = by_run[by_run["strategy"] == "gsplat"].groupby(where, dropna=False)["value"].max().rename("peer")
-    found = by_run.join(peers, on=where)
-    return (found["value"] / found["peer"]).groupby(found["cell"]).median().reindex(cells.index)
 
 
 def _ordered(cells: pd.DataFrame) -> pd.DataFrame:

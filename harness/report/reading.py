@@ -16,8 +16,9 @@ _ALWAYS = [
     (
         "views/s",
         "are training views of the whole job a second, whatever the number of ranks or of views a step. A factor "
-        "compares with single on one rank at the same scene, image size and batch; × gsplat with the fastest row of "
-        "that package on as many ranks and the same link in the same run.",
+        "compares with single on one rank at the same scene, image size and batch; × gsplat with the fastest packed or "
+        "dense row of that package on as many ranks and the same link, in the same run or, marked as such, in another "
+        "of the same code and environment.",
     ),
 ]
 

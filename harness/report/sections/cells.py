@@ -10,6 +10,7 @@ from harness.report.convergence import TOLERANCE_DB
 from harness.report.frames import Results
 from harness.report.labels import short_commit
 from harness.report.parts import Value, figure, text
+from harness.report.peer import FORMS
 from harness.report.quantities import NONE, count, decibels, difference, duration, memory, milliseconds, number, ratio
 
 _SETTINGS = ("repeats", "device", "kernels", "engine", "commit")
@@ -69,7 +70,7 @@ def _facts(row: pd.Series) -> dict[str, Value]:
     return {
         "views/s": rate,
         "× single": figure(row["speedup"], ratio),
-        "× gsplat": figure(row["over_gsplat"], ratio),
+        **{f"× gsplat {form}": _over_peer(row, form) for form in FORMS},
         "ms a step": figure(row["step_seconds"], milliseconds),
         "ms an image": figure(row["render_seconds"], milliseconds),
         "bytes a view": figure(row["bytes_a_view"], memory),
@@ -86,3 +87,9 @@ def _facts(row: pd.Series) -> dict[str, Value]:
         "engine": text(NONE if row["engine"] == "auto" else row["engine"]),
         "commit": text(short_commit(row["commit"])),
     }
+
+
+def _over_peer(row: pd.Series, form: str) -> Value:
+    """The rate over gsplat's in that form, marked where the peer is one of another run."""
+    shown = figure(row[f"over_gsplat_{form}"], ratio)
+    return Value(f"{shown.text} (other run)", shown.key) if row[f"{form}_of_other_run"] else shown

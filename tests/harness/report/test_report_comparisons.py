@@ -37,30 +37,6 @@ def test_efficiency_divides_by_the_same_strategy_on_one_rank_and_by_single(run):
     assert list(found["modelled"]) == [False, True]
 
 
-def test_a_rate_is_divided_by_that_of_the_fastest_gsplat_row_of_its_own_run_and_ranks(run):
-    run.add(rate(10.0), run="first")
-    run.add(rate(30.0), run="second", repeat=1)
-    run.add(rate(4.0), strategy="gsplat", run="first")
-    run.add(rate(5.0), strategy="gsplat", options={"packed": True}, run="first", name="packed")
-    run.add(rate(9.0), strategy="grendel", run="second")
-    run.add(rate(18.0), strategy="grendel", ranks=2, run="first")
-    run.add(rate(12.0), scenario="render", run="first")
-    cells = frames.read([run.folder]).cells.set_index("label")["over_gsplat"]
-    assert cells["single · 1 rank"].tolist() == pytest.approx([10 / 5, float("nan")], nan_ok=True), "render has no peer"
-    assert cells["gsplat · 1 rank"] == pytest.approx(4 / 5)
-    assert cells["gsplat · 1 rank · packed"] == 1
-    assert cells[["grendel · 1 rank", "grendel · 2 ranks"]].isna().all()
-
-
-def test_rates_of_several_runs_are_each_divided_by_their_own_peer(run):
-    for repeat, (ours, theirs) in enumerate([(10.0, 4.0), (20.0, 4.0), (20.0, 2.0)]):
-        run.add(rate(ours), run=f"run-{repeat}", repeat=repeat)
-        run.add(rate(theirs), strategy="gsplat", run=f"run-{repeat}", repeat=repeat)
-    cells = frames.read([run.folder]).cells.set_index("strategy")["over_gsplat"]
-    assert cells["single"] == pytest.approx(20 / 4)
-    assert cells["gsplat"] == 1
-
-
 def test_efficiency_is_absent_without_a_figure_on_one_rank(run):
     for ranks in (2, 4):
         run.add(rate(5.0 * ranks), strategy="grendel", ranks=ranks)

@@ -103,17 +103,6 @@ def test_a_strategy_on_several_ranks_alone_is_held_against_single_at_its_batch(r
     assert found.own != found.own
 
 
-def test_on_a_slow_link_the_peer_is_that_of_the_same_link(run):
-    for link, peer, rate in (("native", 60.0, 180.0), ("paced:12", 20.0, 90.0)):
-        run.add([Measurement.of("views_per_second", peer)], strategy="gsplat", ranks=2, link=link)
-        run.add([Measurement.of("views_per_second", rate)], strategy="grendel", ranks=2, link=link)
-    cells = frames.read([run.folder]).cells
-    assert cells[cells["strategy"] == "grendel"].set_index("link")["over_gsplat"].to_dict() == {
-        "native": 3.0,
-        "paced:12": 4.5,
-    }
-
-
 @pytest.mark.parametrize(
     ("factors", "expected"),
     [
