@@ -59,11 +59,13 @@ _BY_SECTION = {
     "scaling": (
         "Efficiency",
         "divides by the one-rank figure of the same strategy and settings; 'over single' divides by single's on one "
-        "rank, which also shows what the strategy itself costs. GB/s a rank are what the busiest rank sends in a "
-        "step's exchanges over the time these take, exposed and hidden, waiting for counts included; 'of the link' "
-        "divides by what an exchange of known size reached in the same process. wire / ledger is what NVLink's "
-        "counters saw leave over what was booked. More devices pay where they are faster together than single on one "
-        "at the same batch; between two sizes the logarithms are taken to run straight.",
+        "rank, which also shows what the strategy itself costs. 'slowest / mean' compares the ranks' times from "
+        "binning to the rasters' backward. GB/s a rank are what the busiest rank sends in a step's exchanges over the "
+        "time these take, exposed and hidden; 'of the link' divides by what an exchange of known size reached in the "
+        "same process, 'of all-to-all' compares the exchange, packing and unpacking included, with NCCL's own of the "
+        "same counts. wire / ledger is what NVLink's counters saw leave over what was booked. More devices pay where "
+        "they are faster together than single on one at the same batch; between two sizes the logarithms are taken to "
+        "run straight.",
     ),
     "traffic": (
         "Traffic",

@@ -27,6 +27,7 @@ def efficiency(results: Results) -> pd.DataFrame:
     strategy and settings, and of `single`, at the same batch.
 
     Null where that one-rank figure is missing or ambiguous. One rank has no link, so its figure serves all of them.
+    balance: the slowest rank's time over the mean.
     """
     cells = results.cells
     cells = cells[(cells["status"] == "ok") & cells["views_per_second"].notna()]
@@ -37,7 +38,9 @@ def efficiency(results: Results) -> pd.DataFrame:
     alone = cells[cells["ranks"] == 1].drop_duplicates(line, keep=False).set_index(line)["views_per_second"]
     frame = cells.join(alone.rename("alone"), on=line).rename(columns={"views_per_second": "value"})
     return frame.assign(
-        own=frame["value"] / (frame["ranks"] * frame["alone"]), over_single=frame["speedup"] / frame["ranks"]
+        own=frame["value"] / (frame["ranks"] * frame["alone"]),
+        over_single=frame["speedup"] / frame["ranks"],
+        balance=link_use.balance(results),
     )
 
 
@@ -57,7 +60,7 @@ def section(results: Results) -> Section:
         return "Throughput and efficiency against the number of ranks; dotted: perfect scaling" + marks
 
     found.parts += drawn("scaling", long, describe, draw, "series", MOST_LINES)
-    columns = ["cell", "ranks", "views/s", "× single", "efficiency", "efficiency over single"]
+    columns = ["cell", "ranks", "views/s", "× single", "efficiency", "efficiency over single", "slowest / mean"]
     bodies = [(title, _rows(group)) for title, group in titled]
     found.parts += tabulated(columns, bodies, summary="Efficiency of every cell")
     found.parts += link_use.tables(results)
@@ -74,6 +77,7 @@ def _rows(group: pd.DataFrame) -> list[list[Value]]:
             figure(row["speedup"], ratio),
             figure(row["own"], percent),
             figure(row["over_single"], percent),
+            figure(row["balance"], lambda value: f"{value:.2f}"),
         ]
         for _, row in group.iterrows()
     ]

@@ -80,6 +80,39 @@ def test_the_table_says_what_the_counters_were_judged_to_be(run):
     assert table.rows[1][-1].text == "12 MiB a GPU, judged from 64 MiB on"
 
 
+def test_packing_and_all_is_compared_with_the_plain_all_to_all_and_waiting_for_counts_stands_apart(run):
+    def rate(metric: str, stage: str, value: float) -> Measurement:
+        return Measurement(metric=metric, value=value, unit="B/s", stage=stage)
+
+    run.add(
+        [
+            *exchanged(batch=2),
+            rate("exchange_bandwidth", "exchange_forward", 210e9),
+            rate("all_to_all_bandwidth", "exchange_forward", 300e9),
+            rate("exchange_bandwidth", "exchange_backward", 100e9),
+            rate("all_to_all_bandwidth", "exchange_backward", 200e9),
+            Measurement.of("exposed_seconds", 0.001, stage="exchange_forward counts"),
+        ],
+        **{"strategy": "grendel", "ranks": 2, "batch": 2, "engine": "nccl"} | GPUS,
+    )
+    (found,) = link_use(frames.read([run.folder])).itertuples()
+    assert (found.forward, found.back) == pytest.approx((0.7, 0.5))
+    assert found.counts == pytest.approx(0.0005)
+    assert found.exposed == pytest.approx(0.0015), "the exchange alone"
+
+
+def test_the_slowest_rank_over_the_mean_stands_beside_the_rate(run):
+    balance = [
+        Measurement(metric="stage_imbalance", value=value, unit="1", stage=stage)
+        for stage, value in (("bin", 1.5), ("regions", 1.07))
+    ]
+    run.add([Measurement.of("views_per_second", 100.0)])
+    run.add([*exchanged(), *balance], strategy="grendel", ranks=2, engine="nccl")
+    table, *_ = tables_of(scaling.section(frames.read([run.folder]))).values()
+    assert table.columns[-1] == "slowest / mean"
+    assert table.rows[-1][-1].text == "1.07"
+
+
 def test_ranks_that_take_turns_have_bytes_and_no_rate(run):
     run.add(exchanged(link=None, wire=None), strategy="grendel", ranks=2, engine="virtual")
     table = tables_of(scaling.section(frames.read([run.folder])))["What the exchange makes of the link"]
