@@ -222,3 +222,8 @@ class Strategy(ABC):
     @abstractmethod
     def tensor_bytes(self) -> list[int]:
         """Most bytes of tensors held at once, by place of this process: parameters, moments and workspaces."""
+
+    @property
+    def mapped_bytes(self) -> list[int]:
+        """Of these, by place, those that PyTorch's allocator knows nothing of."""
+        return [0] * len(self.tensor_bytes)

@@ -43,6 +43,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "dram_bytes": ("B", "off-chip memory traffic"),
     "peak_memory_bytes": ("B", "most memory a place held"),
     "peak_tensor_bytes": ("B", "most bytes of tensors a place held: parameters, moments, workspaces"),
+    "image_bytes": ("B", "images that a GPU keeps, of its peak memory"),
     "psnr": ("dB", "mean over held-out views"),
     "ssim": ("1", "mean over held-out views"),
     "lpips": ("1", "mean over held-out views"),

@@ -19,7 +19,7 @@ _JOB_VALUES = (
     "gaussians_count",
 )
 
-_LARGEST = ("visible_gaussians", "tile_instances", "peak_memory_bytes", "peak_tensor_bytes")
+_LARGEST = ("visible_gaussians", "tile_instances", "peak_memory_bytes", "peak_tensor_bytes", "image_bytes")
 
 
 def headlines(rows: pd.DataFrame, measurements: pd.DataFrame, raw: pd.DataFrame) -> pd.DataFrame:

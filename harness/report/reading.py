@@ -108,7 +108,8 @@ _MEMORY = (
     "Memory",
     "is the most that any one rank held; 'over mean' compares its tensors with the mean of the ranks. Peak tensors "
     "are parameters, optimizer moments and workspaces alone; peak memory is what the process or device held with "
-    "everything else.",
+    "everything else. 'beside tables' is peak memory of one GPU without parameters, moments and the images it keeps; "
+    "'allowed' is 64 B a Gaussian and 200 B a pixel of a step's views, the bar from 20 million Gaussians on.",
 )
 
 _STATUS = (

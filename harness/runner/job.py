@@ -30,7 +30,7 @@ from harness.scenes.load import load_scene
 from harness.scenes.points import PointSource
 from harness.scenes.scene import Scene
 from harness.suite.cell import Cell
-from strategies.base import Context, GaussianSource, Rect, Strategy, World
+from strategies.base import Context, GaussianSource, ImageSource, Rect, Strategy, World
 from strategies.distribution.communicator import Communicator
 from strategies.registry import strategy as strategy_info
 from strategies.training.config import Training
@@ -75,6 +75,7 @@ class Job:
     measurements: list[Measurement] = field(default_factory=list)
     images: list[RecordImage] = field(default_factory=list)
     spending: Spending = field(init=False)
+    _images: ImageSource | None = None
     _samples: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -167,6 +168,7 @@ class Job:
         options = info.options.model_validate(self.cell.options)
         if remark := info.remark(options, self.cell.ranks):
             self.notes[REMARK] = remark
+        self._images = scene.images
         strategy.setup(context, source, scene.images, options)
         return strategy
 
@@ -207,23 +209,35 @@ class Job:
         self.measure(metric, value, statistic, source=source, **keys)
 
     def memory(self, strategy: Strategy) -> None:
-        """Peak tensor bytes of every place, and peak memory of every process."""
+        """Peak tensor bytes of every place, peak memory of every process or GPU, and images kept on a GPU."""
         of_rank = torch.tensor(strategy.tensor_bytes, dtype=torch.float64)
         for place, held in enumerate(self.ranks.by_rank(of_rank).flatten().tolist()):
             self.measure("peak_tensor_bytes", held, "max", place=place)
+        mapped = strategy.mapped_bytes
         if self.device.type == "cuda" and len(self.devices) > 1:
             for place, device in enumerate(self.devices):
-                self.measure("peak_memory_bytes", float(torch.cuda.max_memory_allocated(device)), "max", place=place)
+                for metric, value in self._held(device, mapped[place]).items():
+                    self.measure(metric, value, "max", place=place)
             return
-        if self.device.type == "cuda":
-            peak = float(torch.cuda.max_memory_allocated(self.device))
-        else:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-        if self.ranks.one_process:  # It holds all places.
-            self.measure("peak_memory_bytes", peak, "max")
-            return
-        for place, of_place in enumerate(self.ranks.each(peak)):
-            self.measure("peak_memory_bytes", of_place, "max", place=place)
+        for metric, value in self._held(self.device, sum(mapped)).items():
+            if self.ranks.one_process:  # It holds all places.
+                self.measure(metric, value, "max")
+                continue
+            for place, of_place in enumerate(self.ranks.each(value)):
+                self.measure(metric, of_place, "max", place=place)
+
+    def _held(self, device: torch.device, mapped: int) -> dict[str, float]:
+        """Most memory that this process held on the device, and of it the images that are kept there.
+
+        mapped: bytes of the strategy beside PyTorch's allocator.
+        """
+        if device.type != "cuda":
+            return {"peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
+        images = self._images.bytes_on(device) if isinstance(self._images, HeldImages) else 0
+        return {
+            "peak_memory_bytes": float(torch.cuda.max_memory_allocated(device) + mapped),
+            "image_bytes": float(images),
+        }
 
     def traffic(self, steps: int) -> None:
         """The ledger's bytes and the exchange's seconds a step, since the communicator was last cleared."""

@@ -37,6 +37,11 @@ class HeldImages:
         """What is kept now."""
         return sum(part.numel() for parts in self._held.values() for part in parts if part is not None)
 
+    def bytes_on(self, device: torch.device) -> int:
+        """What is kept on that device now."""
+        kept = (parts for (_, at), parts in self._held.items() if at == device)
+        return sum(part.numel() for parts in kept for part in parts if part is not None)
+
     def _whole(self, view: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
         key = view, device
         if key not in self._held:

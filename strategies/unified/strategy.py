@@ -24,7 +24,7 @@ from strategies.unified.info import UnifiedOptions, lacks
 from strategies.unified.pixels import enter_reads, read_halo, read_image
 from strategies.unified.place import Place, Truth
 from strategies.unified.push import Route
-from strategies.unified.table import lay_out
+from strategies.unified.table import SharedRows, lay_out
 from strategies.views import ViewQueue
 
 T = TypeVar("T")
@@ -106,6 +106,11 @@ class Unified(Strategy):
     @property
     def tensor_bytes(self) -> list[int]:
         return [place.arena.peak_bytes for place in self.places]
+
+    @property
+    def mapped_bytes(self) -> list[int]:
+        tables = [place.arena.gaussians for place in self.places]
+        return [table.mapped_bytes if isinstance(table, SharedRows) else 0 for table in tables]
 
     def _allot(self, count: int, read: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> None:
         """Lay a table of `count` rows out over the places. read: parameters and both moments of some rows."""

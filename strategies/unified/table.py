@@ -45,9 +45,13 @@ class SharedRows(Gaussians):
     @property
     def bytes(self) -> int:
         """Of the place's own rows in the tables, and what it keeps for all of them."""
-        own = sum(span.count for span in self.spans) * PARAMETERS * self.parameters.element_size()
         others = (self.ids,) if self._bounds is None else (self.ids, self._bounds.table)
-        return TABLES * own + sum(t.numel() * t.element_size() for t in others)
+        return self.mapped_bytes + sum(t.numel() * t.element_size() for t in others)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Of the place's own rows in the tables."""
+        return TABLES * sum(span.count for span in self.spans) * PARAMETERS * self.parameters.element_size()
 
 
 def lay_out(

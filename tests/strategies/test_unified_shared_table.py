@@ -118,6 +118,13 @@ def test_places_that_share_a_table_equal_single(
         assert torch.allclose(image, oracle.render(scene.cameras[1]), atol=1e-8, rtol=0)
 
 
+def test_each_place_tells_its_share_of_the_table_as_memory_outside_the_allocator(make_scene, shared_tables):
+    strategy = unified(make_scene(count=300), 3)
+    row = 3 * PARAMETERS * shared_tables[0].element_size()
+    assert strategy.mapped_bytes == [row * place.arena.count for place in strategy.places]
+    assert sum(strategy.mapped_bytes) == 300 * row
+
+
 def test_bounds_of_a_place_hold_its_own_groups_alone(make_scene, shared_tables):
     strategy = unified(make_scene(count=300), 3)
     owned = torch.zeros(300, dtype=torch.int64)

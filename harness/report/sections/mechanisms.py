@@ -18,7 +18,8 @@ _ELSEWHERE = (
     "update_length_ratio second_moment_ratio roofline_seconds kernel_seconds compulsory_bytes dram_bytes "
     "dram_over_compulsory l2_bytes warp_instructions copy_bandwidth issue_rate step_over_floor instances_forward "
     "instances_backward blended_pairs evaluations_forward evaluations_backward evaluations_blending "
-    "cells_forward cells_backward active_lanes exchange_bandwidth all_to_all_bandwidth"
+    "cells_forward cells_backward active_lanes exchange_bandwidth all_to_all_bandwidth "
+    "image_bytes"
 )
 """Metrics that other sections show."""
 

@@ -7,11 +7,17 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
+from cuda_src.layout import PARAMETERS
 from harness.report import palette
 from harness.report.drawing import bars, beside
 from harness.report.frames import Results
 from harness.report.parts import Section, Value, drawn, figure, groups, tabulated, text
 from harness.report.quantities import byte_unit, count, memory, number, ratio
+
+_TABLES = 3
+"""Parameters and two moments."""
+ALLOWED_A_GAUSSIAN, ALLOWED_A_PIXEL = 64, 200
+"""Bytes that one GPU may hold beside its tables and images: the project's bar for 20 million Gaussians and more."""
 
 _FACTS = ["visible_gaussians", "tile_instances", "peak_tensor_bytes", "peak_memory_bytes"]
 
@@ -45,6 +51,8 @@ def section(results: Results) -> Section:
         "peak tensors",
         "over mean",
         "peak memory",
+        "beside tables",
+        "allowed",
     ]
     bodies = [(title, _rows(group, balance, collectives)) for title, group in groups(measured)]
     found.parts += tabulated(columns, bodies, summary="Workload and memory of every cell")
@@ -54,6 +62,7 @@ def section(results: Results) -> Section:
 def _rows(group: pd.DataFrame, balance: pd.Series, collectives: pd.Series) -> list[list[Value]]:
     rows = []
     for cell, row in group.iterrows():
+        beside_tables, allowed = _beside_tables(row)
         total = row["gaussians_count"] if not pd.isna(row["gaussians_count"]) else row["gaussians"]
         share = row["visible_gaussians"] / total if total else float("nan")
         visible = figure(row["visible_gaussians"], count)
@@ -67,9 +76,21 @@ def _rows(group: pd.DataFrame, balance: pd.Series, collectives: pd.Series) -> li
                 figure(row["peak_tensor_bytes"], memory),
                 figure(balance.get(cell) if row["ranks"] > 1 else None, ratio),
                 figure(row["peak_memory_bytes"], memory),
+                figure(beside_tables, memory),
+                figure(allowed, memory),
             ]
         )
     return rows
+
+
+def _beside_tables(row: pd.Series) -> tuple[float | None, float | None]:
+    """Of a GPU that holds all Gaussians: peak memory without parameters, moments and images, and what is allowed."""
+    if row["ranks"] > 1 or pd.isna(row["image_bytes"]) or pd.isna(row["gaussians_count"]):
+        return None, None
+    total, real = row["gaussians_count"], 8 if row["precision"] == "float64" else 4
+    pixels = row["width"] * row["height"] * row["views_a_step"]
+    beside = row["peak_memory_bytes"] - _TABLES * PARAMETERS * real * total - row["image_bytes"]
+    return beside, ALLOWED_A_GAUSSIAN * total + ALLOWED_A_PIXEL * pixels
 
 
 def draw(frame: pd.DataFrame) -> Figure:

@@ -54,6 +54,7 @@ def test_a_cell_on_one_gpu_has_energy_and_clocks_and_ranks_that_share_it_their_b
         assert values(record, "energy_joules")[0] > 0
         assert values(record, "sm_clock_hertz")[0] > 1e8
         assert values(record, "wire_over_ledger") == []
+        assert values(record, "image_bytes") == [14 * 960 * 540 * 3], "of the training views"
 
 
 @pytest.mark.gpu
@@ -98,6 +99,7 @@ def test_one_process_drives_a_place_on_a_gpu(tmp_path, monkeypatch):
     found = run(tmp_path, monkeypatch, cases)
     assert found["one"].status == "ok" or "foreign process" in (found["one"].reason or "")
     assert values(found["one"], "views_per_second")[0] > 0
+    assert values(found["one"], "peak_memory_bytes")[0] > 708e6, "the table too, which PyTorch has not allocated"
     assert found["rows"].status == "skipped"
 
 
@@ -110,6 +112,7 @@ def test_the_wire_confirms_the_sectors_of_loads_and_stores(tmp_path, monkeypatch
     (record,) = run(tmp_path, monkeypatch, case).values()
     assert record.result is not None, record.reason
     assert record.result.engine == "local"
+    assert all(of_place > 0.4 * 708e6 for of_place in values(record, "peak_memory_bytes")), "half the table on each"
     assert len(values(record, "peak_memory_bytes")) == 2
     assert 0.85 <= values(record, "wire_over_ledger")[0] <= 1.15
     assert record.status == "ok", record.reason

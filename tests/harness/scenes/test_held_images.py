@@ -62,6 +62,14 @@ def test_what_was_used_longest_ago_is_dropped_beyond_the_limit(source):
     assert source.read == [0, 2, 1, 0]
 
 
+def test_each_device_is_told_what_it_keeps(source):
+    held = HeldImages(source, CAMERAS)
+    for view, device in ((0, CPU), (1, CPU), (0, torch.device("meta"))):
+        held.region(view, Rect.whole(CAMERAS[view]), device)
+    assert held.bytes_on(CPU) == 2 * IMAGE_BYTES + IMAGE_BYTES // 3, "two images and a mask"
+    assert held.bytes_on(torch.device("meta")) == IMAGE_BYTES
+
+
 def test_one_image_beyond_the_limit_is_still_kept(source):
     held = HeldImages(source, CAMERAS, limit=1)
     for _ in range(2):
