@@ -69,6 +69,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "pcie_bytes": ("B", "bytes a step that a GPU sent over PCIe on `link: host`; a lower bound, as the counter wraps"),
     "sm_clock_hertz": ("Hz", "clock of a GPU's multiprocessors, between the measured passes"),
     "throttled_seconds": ("s", "for which a reason (stage) held a GPU's clock down during the measured passes"),
+    "device_errors": ("1", "ECC and link errors (stage) that a GPU counted during the measured passes"),
     "sm_utilization": ("1", "multiprocessors that were busy, by GPM: a rate, not a count"),
     "dram_utilization": ("1", "of the memory's bandwidth, by GPM: a rate, not a count of bytes"),
     "seconds_to_psnr": ("s", "training time to a given quality"),

@@ -15,6 +15,7 @@ from harness.report.reading import notes
 from harness.report.sections import (
     ablation,
     batch_rules,
+    condition,
     cost_curve,
     environment,
     growth,
@@ -30,7 +31,7 @@ from harness.report.sections import (
 from harness.report.sections.cells import CellRow, cell_rows
 
 _BEFORE_PICTURES = (throughput, cost_curve, scaling, stages, traffic, growth, ablation, batch_rules, quality)
-_AFTER_PICTURES = (mechanisms, kernels, workload, environment)
+_AFTER_PICTURES = (mechanisms, kernels, workload, condition, environment)
 
 
 @dataclass

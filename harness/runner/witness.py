@@ -13,6 +13,7 @@ from harness.measure.clock import synchronize
 from harness.measure.nvml import NoNvmlError, Nvml, cuda_uuid
 from harness.measure.nvml_gpm import GpmSampler
 from harness.measure.nvml_window import (
+    ERRORS,
     LOAD_STORE_BOUNDS,
     MESSAGE_BOUNDS,
     MIN_JUDGED_BYTES,
@@ -128,12 +129,15 @@ class Witness:
             job.invalid = job.invalid or reason
 
     def _report_condition(self, windows: Sequence[Window], steps: int) -> None:
-        """By GPU: its clock, how long it was held down, how busy it was, and what went through the host."""
+        """By GPU: its clock, how long it was held down, its errors, how busy it was, and what went through the host."""
         for place, window in enumerate(windows):
             if window.clocks:
                 self._job.measure("sm_clock_hertz", median(window.clocks), place=place)
             for reason, seconds in window.throttled.items():
                 self._job.measure("throttled_seconds", seconds, "sum", place=place, stage=reason)
+            for error in ERRORS:
+                if (rise := window.delta(error)) is not None:
+                    self._job.measure("device_errors", rise, "sum", place=place, stage=error)
             if (over_pcie := window.delta("pcie_sent")) is not None and self._job.cell.link == "host":
                 self._job.measure("pcie_bytes", over_pcie / steps, "mean", place=place)
             for metric in ("sm_utilization", "dram_utilization"):

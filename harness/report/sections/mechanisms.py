@@ -19,7 +19,7 @@ _ELSEWHERE = (
     "dram_over_compulsory l2_bytes warp_instructions copy_bandwidth issue_rate step_over_floor instances_forward "
     "instances_backward blended_pairs evaluations_forward evaluations_backward evaluations_blending "
     "cells_forward cells_backward active_lanes exchange_bandwidth all_to_all_bandwidth "
-    "image_bytes"
+    "image_bytes energy_joules"
 )
 """Metrics that other sections show."""
 

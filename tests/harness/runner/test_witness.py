@@ -184,6 +184,14 @@ def test_a_throttled_window_is_invalid_and_says_for_how_long(counters):
     assert ("throttled_seconds", 0, "power") not in job.measured
 
 
+def test_errors_are_measured_of_the_kinds_that_a_gpu_counts(counters):
+    counters.gpus[1].update(ecc_corrected=7, link_crc=1)
+    job = run(counters, between=lambda: counters.gpus[1].update(ecc_corrected=9))
+    errors = {key: value for key, value in job.measured.items() if key[0] == "device_errors"}
+    assert errors == {("device_errors", 1, "ecc_corrected"): 2, ("device_errors", 1, "link_crc"): 0}
+    assert job.invalid is None, "corrected errors cost nothing"
+
+
 def test_a_foreign_process_makes_the_cell_invalid(counters):
     import os
 
