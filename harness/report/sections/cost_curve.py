@@ -12,8 +12,9 @@ from harness.report import palette
 from harness.report.drawing import LINE, WIDTH, legend
 from harness.report.frames import Results
 from harness.report.labels import GROUP
-from harness.report.parts import MOST_GROUPS, MOST_LINES, Plot, Section, Value, figure, some, tabulated, text
+from harness.report.parts import MOST_GROUPS, MOST_LINES, Lines, Plot, Section, Value, figure, some, tabulated, text
 from harness.report.quantities import count, milliseconds, ratio
+from harness.report.sections.stages import stages
 
 _FEWEST_POINTS = 3
 EQUAL_CONTENT = 0.02
@@ -27,33 +28,60 @@ _ALIKE = [field for field in GROUP if field not in ("gaussians", "scene")]
 def curves(results: Results) -> pd.DataFrame:
     """Cells of curves: three scenes or more, of a city or its repetitions, that differ in Gaussians but not in what
     their views see. `curve` numbers the curves, `place` is the scene without its repetition, `project` the seconds of
-    the stage that looks at every Gaussian.
+    the stage that looks at every Gaussian, `rest` those of all other stages, which were timed beside it.
     """
+    found = [line for line in _lines(results) if _spread(line) <= EQUAL_CONTENT]
+    return pd.concat([line.assign(curve=number) for number, line in enumerate(found)]) if found else pd.DataFrame()
+
+
+def refused(results: Results) -> list[tuple[str, str]]:
+    """Strategies and scenes that grow by repetition and yet are no curve, with why."""
+    lines = [line for line in _lines(results) if line["scene"].str.contains(_REPEATED).any()]
+    return [
+        (
+            f"{line['place'].iloc[0]} · {line['label'].iloc[0]}",
+            f"no curve: visible Gaussians differ by {_spread(line):.1%} from {count(line['gaussians'].iloc[0])} to "
+            f"{count(line['gaussians'].iloc[-1])} Gaussians, expected at most {EQUAL_CONTENT:.0%}.",
+        )
+        for line in lines
+        if _spread(line) > EQUAL_CONTENT
+    ]
+
+
+def _lines(results: Results) -> list[pd.DataFrame]:
+    """Cells that differ in Gaussians alone, ascending, of those that ran at three sizes or more."""
     cells = results.cells
     if cells.empty or "visible_gaussians" not in cells:
-        return pd.DataFrame()
+        return []
     cells = cells[(cells["status"] == "ok") & cells["step_seconds"].notna() & cells["visible_gaussians"].notna()]
     cells = cells.assign(place=cells["scene"].str.replace(_REPEATED, "", regex=True))
-    stages = results.of_ok("stage_seconds")
-    stages = stages[stages["stage"] == "project"] if len(stages) else stages
-    mean = stages.groupby("cell")["value"].mean() if len(stages) else pd.Series(dtype="float64")
-    cells["project"] = mean.reindex(cells.index)
-    found: list[pd.DataFrame] = []
+    timed = stages(results).groupby(["cell", "stage"])["value"].sum().unstack("stage").reindex(cells.index)
+    project = timed["project"] if "project" in timed else pd.Series(float("nan"), index=cells.index)
+    cells = cells.assign(project=project, rest=timed.sum(axis=1) - project)
     keys = ["place", *_ALIKE, "strategy", "series", "ranks"]
     cells = cells[cells.groupby(keys, dropna=False)["gaussians"].transform("nunique") >= _FEWEST_POINTS]
-    for _, line in cells.groupby(keys, sort=False, dropna=False):
-        line = line.sort_values("gaussians").drop_duplicates("gaussians")
-        seen = line["visible_gaussians"]
-        if seen.max() - seen.min() <= EQUAL_CONTENT * seen.mean():
-            found.append(line.assign(curve=len(found)))
-    return pd.concat(found) if found else pd.DataFrame()
+    return [
+        line.sort_values("gaussians").drop_duplicates("gaussians")
+        for _, line in cells.groupby(keys, sort=False, dropna=False)
+    ]
+
+
+def _spread(line: pd.DataFrame) -> float:
+    """Of what the views of a line see, relative."""
+    seen = line["visible_gaussians"]
+    return float((seen.max() - seen.min()) / seen.mean())
 
 
 def section(results: Results) -> Section:
-    """A plot a place, and a table of all curves."""
-    words = "The same views, which see the same Gaussians, in scenes that grow around them."
+    """A plot a place, a table of all curves, and why others are none."""
+    words = (
+        "The same views, which see the same Gaussians, in scenes that grow around them. 'project' and 'rest' are "
+        "stages timed one by one, so that their sum is above the step's time."
+    )
     found = Section("cost_curve", "Cost against Gaussians", words)
     frame = curves(results)
+    if told := refused(results):
+        found.parts.append(Lines("Scenes whose views do not see the same", told))
     if frame.empty:
         return found
     bodies = []
@@ -65,22 +93,24 @@ def section(results: Results) -> Section:
             found.parts.append(Plot(f"cost-{number + 1}", title, caption + left_out, draw(shown)))
         for _, line in lines.groupby("curve", sort=False):
             bodies.append((f"{title} · {line['strategy'].iloc[0]}", _rows(line)))
-    columns = ["Gaussians", "visible", "instances", "ms a step", "project", "rest", "over first"]
+    columns = ["Gaussians", "visible", "instances"]
+    columns += [column for name in ("ms a step", "project", "rest") for column in (name, "over first")]
     found.parts += tabulated(columns, bodies)
     return found
 
 
 def _rows(line: pd.DataFrame) -> list[list[Value]]:
-    first = line["step_seconds"].iloc[0]
+    first = line.iloc[0]
     return [
         [
             text(count(row["gaussians"])),
             figure(row["visible_gaussians"], count),
             figure(row["tile_instances"], count),
-            figure(row["step_seconds"], milliseconds),
-            figure(row["project"], milliseconds),
-            figure(row["step_seconds"] - row["project"], milliseconds),
-            figure(row["step_seconds"] / first, ratio),
+            *(
+                value
+                for part in ("step_seconds", "project", "rest")
+                for value in (figure(row[part], milliseconds), figure(row[part] / first[part], ratio))
+            ),
         ]
         for _, row in line.iterrows()
     ]

@@ -66,7 +66,7 @@ def _of_all_to_all(results: Results, stage: str) -> pd.Series:
 
 def balance(results: Results) -> pd.Series:
     """By cell: in the stages that a cut of the picture can balance, the slowest rank's time over the mean of ranks."""
-    return _of_job(results, "stage_imbalance", "regions")
+    return _of_job(results, "stage_imbalance", "region")
 
 
 def _judgements(results: Results) -> dict[int, str]:

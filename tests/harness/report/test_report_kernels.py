@@ -1,4 +1,4 @@
-"""Section `Kernels`: operators beside their floors, the step beside their sum; and the cost curve."""
+"""Section `Kernels`: operators beside their floors, the step beside their sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from harness.records.schema import Measurement
 from harness.report import frames
 from harness.report.build import build_report
-from harness.report.sections.cost_curve import curves
 from harness.report.sections.kernels import operators, steps
 
 AT_ONCE = ("project", "bin_splats", "raster_forward", "l1_ssim", "raster_backward", "project_backward_adam")
@@ -138,40 +137,3 @@ def test_why_nothing_was_profiled_is_told(run, tmp_path):
     file = folder / "record.json"
     file.write_text(file.read_text().replace('"nccl": null', '"nccl": null, "dram_bytes": "ncu is not installed"'))
     assert "**DRAM bytes:** not measured: ncu is not installed" in report(run, tmp_path)
-
-
-def grown(run, copies: int, visible: float = 1e6, step: float = 0.008, **keys) -> None:
-    scene = {"city": "anchor_aerial", "gaussians": 20_000_000 * copies, "tile": [1, copies], "tile_views": "once"}
-    measurements = [
-        of("step_seconds", step),
-        of("views_per_second", 1 / step),
-        of("stage_seconds", 2e-4 * copies, stage="project"),
-        of("visible_gaussians", visible, "mean"),
-        of("tile_instances", 2e6, "mean"),
-    ]
-    run.add(measurements, **{"scenario": "throughput", "kernels": "compiled", "scene": scene} | keys)
-
-
-def test_scenes_that_grow_around_the_same_views_are_a_curve(run, tmp_path):
-    for copies in (4, 1, 2, 8):
-        grown(run, copies, step=0.008 + 2e-4 * copies)
-    frame = curves(frames.read([run.folder]))
-    assert list(frame["gaussians"]) == [20_000_000 * copies for copies in (1, 2, 4, 8)]
-    assert frame["curve"].nunique() == 1
-    text = (build_report([run.folder], tmp_path / "out").parent / "report.md").read_text(encoding="utf-8")
-    assert "| 160,000,000 | 1,000,000 | 2,000,000 | 9.60 | 1.60 | 8.00 | 1.17× |" in text
-    assert (tmp_path / "out" / "plots" / "cost-1.png").exists()
-
-
-def test_scenes_whose_views_see_more_as_they_grow_are_none(run):
-    for copies in (1, 2, 4):
-        grown(run, copies, visible=1e6 * (1 + 0.05 * copies))
-    assert curves(frames.read([run.folder])).empty
-
-
-def test_two_sizes_are_no_curve_and_strategies_have_their_own(run):
-    for copies in (1, 2, 4):
-        grown(run, copies)
-    for copies in (1, 2):
-        grown(run, copies, strategy="gsplat")
-    assert set(curves(frames.read([run.folder]))["strategy"]) == {"single"}

@@ -104,7 +104,7 @@ def test_packing_and_all_is_compared_with_the_plain_all_to_all_and_waiting_for_c
 def test_the_slowest_rank_over_the_mean_stands_beside_the_rate(run):
     balance = [
         Measurement(metric="stage_imbalance", value=value, unit="1", stage=stage)
-        for stage, value in (("bin", 1.5), ("regions", 1.07))
+        for stage, value in (("bin", 1.5), ("region", 1.07))
     ]
     run.add([Measurement.of("views_per_second", 100.0)])
     run.add([*exchanged(), *balance], strategy="grendel", ranks=2, engine="nccl")
