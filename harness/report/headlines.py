@@ -97,17 +97,23 @@ def _traffic(cells: pd.DataFrame, usable: pd.DataFrame) -> None:
 
 
 def _speedup(cells: pd.DataFrame) -> pd.Series:
-    """views/s over that of `single` on one rank in the group; null where it has none or several, or nothing else.
-
-    Of several the one of the same commit: runs are merged to be compared.
-    """
-    singles = cells[(cells["strategy"] == "single") & (cells["ranks"] == 1) & (cells["status"] == "ok")]
-    bases = pd.Series(float("nan"), index=cells.index)
-    for keys in (GROUP, [*GROUP, "commit"]):
-        base = singles.drop_duplicates(keys, keep=False).set_index(keys)["views_per_second"].rename("base")
-        bases = bases.fillna(cells.join(base, on=keys)["base"].astype("float64"))
+    """views/s over that of `single` on one rank in the group; null where there is nothing else."""
     others = cells.groupby(GROUP, dropna=False)["views_per_second"].transform("count") > 1
-    return (cells["views_per_second"] / bases).where(others)
+    return over_single(cells, GROUP, cells).where(others)
+
+
+def over_single(cells: pd.DataFrame, keys: list[str], among: pd.DataFrame) -> pd.Series:
+    """views/s over that of the cell of `single` on one rank that agrees in the keys; null where there is none, or
+    several.
+
+    Of several the one of the same commit: runs are merged to be compared. among: cells that it may be.
+    """
+    singles = among[(among["strategy"] == "single") & (among["ranks"] == 1) & (among["status"] == "ok")]
+    bases = pd.Series(float("nan"), index=cells.index)
+    for of in (keys, [*keys, "commit"]):
+        base = singles.drop_duplicates(of, keep=False).set_index(of)["views_per_second"].rename("base")
+        bases = bases.fillna(cells.join(base, on=of)["base"].astype("float64"))
+    return cells["views_per_second"] / bases
 
 
 def _ordered(cells: pd.DataFrame) -> pd.DataFrame:

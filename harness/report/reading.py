@@ -59,7 +59,8 @@ _BY_SECTION = {
     "scaling": (
         "Efficiency",
         "divides by the one-rank figure of the same strategy and settings; 'over single' divides by single's on one "
-        "rank, which also shows what the strategy itself costs. 'slowest / mean' compares the ranks' times from "
+        "rank, which also shows what the strategy itself costs; weak efficiency, of as many views a step as ranks, "
+        "divides by single's with one view. 'slowest / mean' compares the ranks' times from "
         "binning to the rasters' backward. GB/s a rank are what the busiest rank sends in a step's exchanges over the "
         "time these take, exposed and hidden; 'of the link' divides by what an exchange of known size reached in the "
         "same process, 'of all-to-all' compares the exchange, packing and unpacking included, with NCCL's own of the "

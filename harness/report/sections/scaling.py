@@ -7,18 +7,22 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from harness.report import palette
-from harness.report.drawing import LINE, WIDTH, legend
+from harness.report.drawing import LINE, WIDTH, bars, beside, legend
 from harness.report.frames import Results
 from harness.report.labels import series
 from harness.report.parts import MOST_LINES, Section, Value, drawn, figure, groups, tabulated, text
 from harness.report.quantities import number, percent, ratio
-from harness.report.sections import break_even, link_use
+from harness.report.sections import break_even, link_use, weak_scaling
 
 _FEWEST_POINTS = 3
 """Rank counts from which on a line says more than the table."""
+
+_WORD = 0.08
+"""Of a plot's width: a figure beside a bar."""
 
 
 def efficiency(results: Results) -> pd.DataFrame:
@@ -45,7 +49,8 @@ def efficiency(results: Results) -> pd.DataFrame:
 
 
 def section(results: Results) -> Section:
-    """A plot for each group with three rank counts or more, and a table."""
+    """For each group a plot of lines where there are three rank counts or more, of bars where there are fewer; and
+    tables."""
     found = Section(
         "scaling",
         "Scaling",
@@ -60,12 +65,21 @@ def section(results: Results) -> Section:
         return "Throughput and efficiency against the number of ranks; dotted: perfect scaling" + marks
 
     found.parts += drawn("scaling", long, describe, draw, "series", MOST_LINES)
+    short = [(t, g[_several(g)]) for t, g in titled if t not in dict(long) and _several(g).any()]
+    words = "Throughput over single on one rank at the same batch, by link; a tick marks perfect scaling."
+    found.parts += drawn("factors", short, lambda _: words, draw_factors)
     columns = ["cell", "ranks", "views/s", "× single", "efficiency", "efficiency over single", "slowest / mean"]
     bodies = [(title, _rows(group)) for title, group in titled]
     found.parts += tabulated(columns, bodies, summary="Efficiency of every cell")
+    found.parts += weak_scaling.tables(results)
     found.parts += link_use.tables(results)
     found.parts += break_even.tables(results)
     return found
+
+
+def _several(group: pd.DataFrame) -> pd.Series:
+    """Cells of several ranks whose group has a `single` to compare with."""
+    return (group["ranks"] > 1) & group["speedup"].notna()
 
 
 def _rows(group: pd.DataFrame) -> list[list[Value]]:
@@ -128,3 +142,34 @@ def _lines(axes: Axes, frame: pd.DataFrame, column: str) -> list[Line2D]:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_ylabel("efficiency over single" if column == "over_single" else "efficiency")
     return handles
+
+
+def draw_factors(frame: pd.DataFrame) -> Figure:
+    """Bars of views/s over `single`'s on one rank, link by link; modelled ones hollow and hatched."""
+    links = sorted(frame["link"].unique(), key=lambda link: (link != "native", link))
+    frame = frame.sort_values("link", key=lambda link: link.map(links.index), kind="stable")
+    longest = 1.2 * float(frame[["speedup", "ranks"]].max().max())
+    modelled = bool(frame["modelled"].any())
+    key = ["perfect scaling", "single on one rank", *["modelled"] * modelled]
+    drawing, axes = bars(list(frame["label"]), key)
+    for place, (_, row) in enumerate(frame.iterrows()):
+        colour, factor, ranks = palette.strategy_colour(row["strategy"]), float(row["speedup"]), int(row["ranks"])
+        style = {"facecolor": "none", "hatch": "////"} if row["modelled"] else {"facecolor": colour}
+        axes.barh(place, factor, height=0.66, edgecolor=colour, lw=1.0, **style)
+        axes.plot([ranks, ranks], [place - 0.43, place + 0.43], color=palette.INK, lw=1.8, solid_capstyle="butt")
+        end = factor
+        for line in (1.0, ranks):  # On which the figure would lie.
+            end = line if end < line < end + _WORD * longest else end
+        beside(axes, ratio(factor), end, place)
+    axes.axvline(1.0, color=palette.MUTED, lw=0.9, ls=(0, (2, 3)))
+    axes.set_xlim(0, longest)
+    axes.set_xlabel("views/s over single's on one rank at the same batch")
+    handles: list[Line2D | Patch] = [
+        Line2D([], [], color=palette.INK, ls="", marker="|", ms=12, mew=1.8, label="perfect scaling"),
+        Line2D([], [], color=palette.MUTED, lw=0.9, ls=(0, (2, 3)), label="single on one rank"),
+    ]
+    if modelled:
+        handles.append(Patch(facecolor="none", edgecolor=palette.MUTED, hatch="////", label="modelled"))
+    legend(drawing, handles, LINE)
+    sns.despine(drawing, left=True)
+    return drawing

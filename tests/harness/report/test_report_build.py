@@ -52,6 +52,7 @@ def test_report_leaves_every_file_and_no_other(mixed_report: Path):
     assert drawn == {
         "throughput",
         "scaling",
+        "factors",
         "stages",
         "traffic",
         "matrices",
