@@ -26,8 +26,8 @@ struct Upstream {
 constexpr int BACKWARD_WARPS = 2;
 constexpr int BACKWARD_THREADS = BACKWARD_WARPS * WARP;
 constexpr int TILE_PARTS = TILE_THREADS / BACKWARD_THREADS;
-// Blocks of a multiprocessor: as many as a thread's registers (80 and 88) and shared memory allow.
-constexpr int resident_blocks(bool by_depth, bool ranged) { return (by_depth || ranged ? 22 : 24) / BACKWARD_WARPS; }
+// Of a multiprocessor, where nobody asks for depth: 24 warps of 80 registers a thread and 9 KB of shared memory each.
+constexpr int BACKWARD_BLOCKS = 24 / BACKWARD_WARPS;
 
 // Weight and s of a splat at the pixels of a cell; later their sums. An odd number of 16-byte words, so that lanes that
 // read a row each meet no bank twice.
@@ -36,8 +36,8 @@ struct alignas(16) Row {
         float2 pixels[HALF];
         float4 sums[HALF / 2];  // the first three: as a row of gradients
     };
-    int owner;  // the number of the splat, or of its entry in the list; NOBODY: the sums are zero
-    int unused[3];
+    float2 owner;  // as bits in .x: the number of the splat, or of its entry in the list; NOBODY: the sums are zero
+    float2 unused;
 };
 constexpr int NOBODY = -1;  // all bits
 constexpr int ROW_PITCH = sizeof(Row) / sizeof(float2);
@@ -96,10 +96,12 @@ __device__ inline void sum_row(Row& row, const CellUpstream<BY_DEPTH>& upstream,
     float outer = 0.f, inner = 0.f, sx = 0.f, sy = 0.f, sxy = 0.f, syy = 0.f;
     const float4* pair = row.sums;
     const float4* by = upstream.by[0];
-    constexpr float FIRST = -0.5f * (CELL - 1);
-#pragma unroll 1  // All sixteen at once would hold the registers that decide how many blocks a multiprocessor has.
-    for (float line = FIRST; line <= -FIRST; line += 1.f, pair += CELL / 2, ++by) {
-        if (line == 0.5f) {  // Which splat it is has come by now, and the record comes before it is needed.
+    float line = -0.5f * (CELL - 1);
+    // All sixteen at once would hold the registers that decide how many blocks a multiprocessor has.
+    constexpr int AT_ONCE = BY_DEPTH ? 1 : 2;
+#pragma unroll AT_ONCE
+    for (int j = 0; j < CELL; ++j, line += 1.f, pair += CELL / 2, ++by) {
+        if (j == CELL / 2) {  // Which splat it is has come by now, and the record comes before it is needed.
             shape = record[0];
             rest = *reinterpret_cast<const float2*>(record + 1);
         }
@@ -126,7 +128,7 @@ __device__ inline void sum_row(Row& row, const CellUpstream<BY_DEPTH>& upstream,
                __float_as_int(s) | __float_as_int(sx) | __float_as_int(sy);
     float x = upstream.middle.x - shape.x, y = upstream.middle.y - shape.y;
     float by_x = x * s + sx, by_y = y * s + sy;  // sums of s dx and s dy
-    row.owner = (bits & 0x7fffffff) == 0 ? NOBODY : splat;
+    row.owner.x = __int_as_float((bits & 0x7fffffff) == 0 ? NOBODY : splat);
     row.sums[0] = make_float4(fmaf(-shape.z, by_x, -shape.w * by_y), fmaf(-rest.x, by_y, -shape.w * by_x),
                               0.5f * (x * (by_x + sx) + sxx), x * by_y + y * sx + sxy);
     row.sums[1] = make_float4(0.5f * (y * (by_y + sy) + syy), -s * inverse_fast(rest.y), red, green);
@@ -143,7 +145,7 @@ __device__ inline void add_sums(const Row* rows, float* gradients) {
     asm("" : "+l"(to));  // An address to add to, not an index to put together again for each row.
 #pragma unroll
     for (int first = 0; first < WARP; first += WARP / LANES) {
-        int splat = row[first].owner | idle;
+        int splat = __float_as_int(row[first].owner.x) | idle;
         add_vector(to + static_cast<int64_t>(splat) * GRADIENT_STRIDE, row[first].sums[word], splat);
     }
 }
@@ -155,7 +157,7 @@ __device__ inline const Segment& segment_of_block(const Segments& segments) {
 }
 
 template <bool BY_DEPTH, bool RANGED>
-__global__ void __launch_bounds__(BACKWARD_THREADS, resident_blocks(BY_DEPTH, RANGED))
+__global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS)
     uncomposite(View view, Segments segments, const int* splats, const float4* records, Upstream upstream,
                 const float* transmittances, const int* lasts, const float2* ranges, float* gradients) {
     // Where nobody asks for the depth of a staged record, the number of its splat stands in its place.
@@ -209,23 +211,25 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, resident_blocks(BY_DEPTH, RA
     if (lane_of_half() == 0) upstream_of_cell.middle = make_float2(x + 0.5f * (CELL - 1), y + 0.5f * (CELL - 1));
     Row* rows = shared.rows[warp_index()][half_index()];  // of this half's cell
     // Where this pixel's numbers in the next row go.
-    float2* const first_slot = shared.rows[warp_index()][half_index()][0].pixels + lane_of_half();
+    float2* const first_slot = rows[0].pixels + lane_of_half();
     float2* slot = first_slot;
 
     Intake<BACKWARD_BANK, BACKWARD_BANKS> intake(shared.supplies[warp_index()]);
     int left_cell = left_cell_of(thread / WARP);
-    int entry = position - 1 - lane_index(), both_last = min(left_last, right_last);
-    int64_t at = segment.begin + entry;  // among all instances
-    unsigned cells = entry >= 0 ? segments.reach[at] : 0u;
-    int splat = entry >= 0 ? splats[at] : 0;
-    // filled: rows of either half's table.
+    int entry = position - 1 - lane_index();
+    const uint16_t* reach = segments.reach + segment.begin + entry;
+    const int* listed = splats + segment.begin + entry;
+    unsigned cells = entry >= 0 ? *reach : 0u;
+    int splat = entry >= 0 ? *listed : 0;
+    // filled: rows of either half's table, some of them of no splat.
     auto add_rows = [&](int filled) {
         __syncwarp();
         Row& row = rows[lane_of_half()];
         if (lane_of_half() < filled) {
-            sum_row<BY_DEPTH>(row, upstream_of_cell, NAMED ? row.owner : splats[at - entry + row.owner], records);
+            int owner = __float_as_int(row.owner.x);
+            sum_row<BY_DEPTH>(row, upstream_of_cell, NAMED ? owner : listed[owner - entry], records);
         } else {
-            row.owner = NOBODY;
+            row.owner.x = __int_as_float(NOBODY);
         }
         __syncwarp();
         add_sums(shared.rows[warp_index()][0], gradients);
@@ -236,15 +240,16 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, resident_blocks(BY_DEPTH, RA
     for (bool all = false; !all;) {
         while (intake.wants() && position > 0) {
             unsigned halves = cells >> left_cell & 3u;
-            if (position > both_last) halves &= (entry < left_last ? 1u : 0u) | (entry < right_last ? 2u : 0u);
+            halves &= (entry < left_last ? 1u : 0u) | (entry < right_last ? 2u : 0u);
             int found = splat, number = entry;
             position -= WARP;
             entry -= WARP;
-            at -= WARP;
+            reach -= WARP;
+            listed -= WARP;
             cells = 0u;
             if (entry >= 0) {
-                cells = segments.reach[at];
-                splat = splats[at];
+                cells = *reach;
+                splat = *listed;
             }
             intake.find(halves, found, number);
         }
