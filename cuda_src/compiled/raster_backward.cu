@@ -5,8 +5,8 @@
 //
 // Only T and B need the order of splats, and only these are computed by pixel: two numbers for each splat and pixel,
 // the weight and s = dL / d sigma, which every gradient is a sum of. They go into a table in shared memory, a row for
-// each cell and splat that blends there. When the table is full, lanes change from pixels to rows: each adds up its row
-// in registers, with no exchange between lanes, and leaves the sums in its place. Then neighbouring lanes have the words
+// each cell and splat that blends there. When it is full, lanes change from pixels to rows: each adds up its row in
+// registers, with no exchange between lanes, and leaves the sums in its place. Then neighbouring lanes have the words
 // of one row, so that a splat's gradient is one request to memory and not three.
 #include "compositing.cuh"
 #include "segments.cuh"
