@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import harness
+from harness.evidence.gates import changes
+from harness.evidence.measured import read
 from harness.records.schema import Record
 from harness.records.store import records
 
@@ -54,6 +56,36 @@ def test_a_cell_on_one_gpu_has_energy_and_clocks_and_ranks_that_share_it_their_b
         assert values(record, "energy_joules")[0] > 0
         assert values(record, "sm_clock_hertz")[0] > 1e8
         assert values(record, "wire_over_ledger") == []
+
+
+@pytest.mark.gpu
+def test_sixty_four_ranks_take_turns_on_one_gpu(tmp_path, monkeypatch):
+    gpus(1)
+    case = "  - {name: many, ranks: 64, engine: virtual, scene: {city: small_aerial, gaussians: 5e4, views: 6}, "
+    (record,) = run(tmp_path, monkeypatch, case + "stop: {min_passes: 2, max_seconds: 5}, batch: 1}\n").values()
+    assert record.status == "ok" or "foreign process" in (record.reason or ""), record.reason
+    assert record.result is not None
+    told = record.result.measurements
+    assert {m.source for m in told if m.metric == "views_per_second"} == {"modelled"}
+    assert {m.place for m in told if m.metric == "peak_tensor_bytes"} == set(range(64))
+    assert sum(m.value for m in told if m.metric == "payload_bytes" and m.place != m.peer) > 0
+    assert values(record, "gaussians_count") == [50_000]
+
+
+@pytest.mark.gpu
+def test_counts_of_a_gate_whose_gaussians_stay_are_equal_in_every_run(tmp_path, monkeypatch):
+    gpus(1)
+    settings = "repeats: 2, training: {rate_scale: 0}"
+    cases = f"  - {{name: one, strategy: single, {settings}}}\n"
+    cases += f"  - {{name: records, ranks: 2, engine: virtual, strategy: bytesplat, {settings}}}\n"
+    boxes = "options: {repartition_images: 1000000}"
+    cases += f"  - {{name: pixels, ranks: 2, engine: virtual, strategy: splaxel, {boxes}, {settings}}}\n"
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(SUITE + cases)
+    harness.run("s.yaml", out="out")
+    for cell in read([tmp_path / "out"]):
+        first, second = (record for _, record in cell.repeats)
+        assert [str(change) for change in changes(first, second, same_environment=True)] == [], cell.label
 
 
 @pytest.mark.gpu
