@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.measure.statistics import median
-from harness.runner import passes
+from harness.runner import exchange_rates, passes
 from harness.runner.job import Job
 from harness.runner.witness import Witness
 from harness.scenes.scene import Scene
@@ -65,6 +65,7 @@ def run(job: Job, opened: tuple[Scene, GaussianSource] | None = None) -> Strateg
     job.measure("gaussians_count", job.ranks.total(sum(len(s.ids) for s in strategy.shards())), "last")
     job.memory(strategy)
     job.fingerprint(strategy)
+    exchange_rates.measure(job, strategy, views[-cell.batch :])
     return strategy
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from strategies.base import Context, GaussianSource, ImageSource
 from strategies.distribution.balance import Balance
 from strategies.distribution.gaussian_exchange import GaussianExchange
-from strategies.distribution.gaussian_level import GaussianLevel, Share
+from strategies.distribution.gaussian_level import GaussianLevel
 from strategies.distribution.halo import Halo
 from strategies.distribution.placed_regions import PlacedRegions
+from strategies.distribution.shares import Share
 from strategies.grendel.info import GrendelOptions
 from strategies.info import Options
 from strategies.training.late_steps import Plan

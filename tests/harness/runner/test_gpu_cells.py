@@ -83,6 +83,10 @@ def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
         assert values(found[name], "wire_over_ledger")[0] == pytest.approx(1.0, abs=0.05)
     assert values(found["host"], "wire_over_ledger")[0] < 0.01
     assert found["paced:0.5"].result is not None
+    for metric in ("exchange_bandwidth", "all_to_all_bandwidth"):
+        told = [m for m in found["native"].result.measurements if m.metric == metric]
+        assert {m.stage for m in told} == {"exchange_forward", "exchange_backward"}
+        assert all(m.value > 0 for m in told)
     rates = [m for m in found["paced:0.5"].result.measurements if m.metric == "views_per_second"]
     assert rates[0].source == "modelled"
     told = found["paced:0.5"].result.measurements
