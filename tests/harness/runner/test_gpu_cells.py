@@ -70,7 +70,10 @@ def test_the_host_of_one_gpu_is_timed_by_itself(tmp_path, monkeypatch):
 def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
     gpus(2)
     cases = "".join(f"  - {{name: {link}, ranks: 2, link: '{link}'}}\n" for link in ("native", "host", "paced:0.5"))
-    cases += "  - {name: checked, ranks: 2, debug: true}\n  - {name: pixels, ranks: 2, strategy: splaxel}\n"
+    cases += "  - {name: checked, ranks: 2, debug: true}\n"
+    # Pixels are few bytes: large views and many passes, so that they are judged.
+    cases += "  - {name: pixels, ranks: 2, strategy: splaxel, size: [1920, 1080],\n"
+    cases += "     stop: {noise: 0.5, min_passes: 20, max_seconds: 10}}\n"
     found = run(tmp_path, monkeypatch, cases)
     for record in found.values():
         assert record.status == "ok", record.reason
