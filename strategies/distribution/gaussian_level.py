@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 
 import torch
@@ -14,20 +14,9 @@ from cuda_src import operators as op
 from cuda_src.camera import Camera
 from cuda_src.exchange import route_splats, take_records
 from cuda_src.workspace import Workspace
-from strategies.base import (
-    Context,
-    ExchangeTrial,
-    GaussianSource,
-    ImageSource,
-    Rect,
-    Shard,
-    ShardReader,
-    StepReport,
-    Strategy,
-)
+from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
 from strategies.distribution.balance import Balance
 from strategies.distribution.exchange_options import ExchangeOptions
-from strategies.distribution.exchange_trials import trials_of
 from strategies.distribution.gaussian_exchange import GaussianExchange, Passage
 from strategies.distribution.halo import Halo, exchange_halo
 from strategies.distribution.host_group import to_host
@@ -39,7 +28,6 @@ from strategies.distribution.passage_rooms import PassageRoom, PassageRooms
 from strategies.distribution.placed_regions import PlacedRegions, PlacedRegionsKept
 from strategies.distribution.regions import Regions
 from strategies.distribution.segment_time import SegmentTime
-from strategies.distribution.shares import Picture, Share
 from strategies.distribution.tile_costs import tile_work
 from strategies.distribution.tile_lists import list_tiles
 from strategies.gaussians import Gaussians
@@ -50,6 +38,40 @@ from strategies.training.optimizer import RowAdam
 from strategies.training.rooms import Rooms
 from strategies.training.schedule import sh_degree
 from strategies.views import ViewQueue
+
+
+@dataclass
+class Share:
+    """A rank's share of one view of a batch, and what has been made of it so far.
+
+    view: its number, None for one without. degree: of the harmonics. tiles: this rank's, [k] int32, and owners: the
+    rank of every tile, [tiles] int32, on the device. limit: greatest depth of each tile. room: of its passage; None
+    where the host reads counts. overflow: its flag. splats: that arrived. loss, 0-d, and cost, [k]: of its tiles.
+    """
+
+    view: int | None
+    camera: Camera
+    degree: int
+    tiles: torch.Tensor
+    owners: torch.Tensor
+    limit: torch.Tensor | None
+    work: Workspace
+    room: PassageRoom | None
+    overflow: torch.Tensor
+    passage: Passage = field(init=False)
+    splats: op.Splats = field(init=False)
+    bins: op.Bins = field(init=False)
+    raster: op.Raster = field(init=False)
+    loss: torch.Tensor = field(init=False)
+    cost: Callable[[], torch.Tensor] = field(init=False)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A view that is only rendered."""
+
+    regions: Regions
+    share: Share
 
 
 class GaussianLevel(Strategy):
@@ -242,16 +264,6 @@ class GaussianLevel(Strategy):
         zeros, records = self.comm.reduce("statistics", counts).tolist()
         exchange.clear()
         return {"zero_gradient_share": zeros / records} if records else {}
-
-    def exchange_trials(self, views: Sequence[int]) -> list[ExchangeTrial]:
-        self.settle()
-        degree = sh_degree(self.ctx.training, self._images_seen)
-        works = self.workspaces[: len(views)]
-        shares = self._embark(views, self._regions(views), works, degree, [None] * len(views))
-        self._depart(shares)
-        for share in shares:
-            share.passage.arrive()
-        return trials_of(self.exchange, [share.passage for share in shares])
 
     def _embark(
         self,
