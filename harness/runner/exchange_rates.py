@@ -11,6 +11,7 @@ import torch.distributed as dist
 from harness.measure.clock import synchronize
 from harness.measure.statistics import median
 from harness.runner.job import Job
+from harness.suite.feasibility import CUDA_ENGINES
 from strategies.base import ExchangeTrial, Strategy
 
 REPEATS = 20
@@ -21,7 +22,8 @@ _HEAD_START_CYCLES = 60_000_000
 def measure(job: Job, strategy: Strategy, views: Sequence[int]) -> None:
     """Rates of the exchanges of a step on those views, between GPUs whose link is held to no rate; comes last."""
     comm = job.ranks.comm
-    if comm.engine != "nccl" or job.device.type != "cuda" or comm.ranks == 1 or comm.checks or comm.pace is not None:
+    between_gpus = comm.engine in CUDA_ENGINES and job.device.type == "cuda" and comm.ranks > 1
+    if not between_gpus or comm.checks or comm.pace is not None:
         return
     job.phase("rates of the exchange")
     with comm.off_the_record():

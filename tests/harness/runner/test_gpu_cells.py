@@ -86,6 +86,9 @@ def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
         assert values(found[name], "wire_over_ledger")[0] == pytest.approx(1.0, abs=0.05)
     assert values(found["host"], "wire_over_ledger")[0] < 0.01
     assert found["paced:0.5"].result is not None
+    uneven = {m.stage: m.value for m in found["native"].result.measurements if m.metric == "stage_imbalance"}
+    assert uneven.keys() == {"bin", "raster_forward", "loss", "raster_backward", "region"}
+    assert all(1 <= ratio <= 2 for ratio in uneven.values())
     for metric in ("exchange_bandwidth", "all_to_all_bandwidth"):
         told = [m for m in found["native"].result.measurements if m.metric == metric]
         assert {m.stage for m in told} == {"exchange_forward", "exchange_backward"}
