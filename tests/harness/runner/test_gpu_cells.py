@@ -102,7 +102,10 @@ def test_the_host_of_one_gpu_is_timed_by_itself(tmp_path, monkeypatch):
 def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
     gpus(2)
     cases = "".join(f"  - {{name: {link}, ranks: 2, link: '{link}'}}\n" for link in ("native", "host", "paced:0.5"))
-    cases += "  - {name: checked, ranks: 2, debug: true}\n  - {name: pixels, ranks: 2, strategy: splaxel}\n"
+    cases += "  - {name: checked, ranks: 2, debug: true}\n"
+    # Pixels are few bytes: large views and many passes, so that they are judged.
+    cases += "  - {name: pixels, ranks: 2, strategy: splaxel, size: [1920, 1080],\n"
+    cases += "     stop: {noise: 0.5, min_passes: 20, max_seconds: 10}}\n"
     found = run(tmp_path, monkeypatch, cases)
     for record in found.values():
         assert record.status == "ok", record.reason
@@ -115,6 +118,13 @@ def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
         assert values(found[name], "wire_over_ledger")[0] == pytest.approx(1.0, abs=0.05)
     assert values(found["host"], "wire_over_ledger")[0] < 0.01
     assert found["paced:0.5"].result is not None
+    uneven = {m.stage: m.value for m in found["native"].result.measurements if m.metric == "stage_imbalance"}
+    assert uneven.keys() == {"bin", "raster_forward", "loss", "raster_backward", "region"}
+    assert all(1 <= ratio <= 2 for ratio in uneven.values())
+    for metric in ("exchange_bandwidth", "all_to_all_bandwidth"):
+        told = [m for m in found["native"].result.measurements if m.metric == metric]
+        assert {m.stage for m in told} == {"exchange_forward", "exchange_backward"}
+        assert all(m.value > 0 for m in told)
     rates = [m for m in found["paced:0.5"].result.measurements if m.metric == "views_per_second"]
     assert rates[0].source == "modelled"
     told = found["paced:0.5"].result.measurements

@@ -159,6 +159,9 @@ def test_render_times_images_of_the_training_views_and_moves_nothing(tmp_path, m
         assert len(set(own)) == views == 7
     sent = [m for m in result.measurements if m.metric == "payload_bytes" and m.place != m.peer]
     assert bool(sent) == (ranks > 1)
+    uneven = {m.stage: m.value for m in result.measurements if m.metric == "stage_imbalance"}
+    assert uneven.keys() == ({"bin", "raster_forward", "region"} if ranks > 1 else set())
+    assert all(1 <= ratio <= ranks for ratio in uneven.values())
 
 
 def test_throughput_is_invalid_when_the_workload_moves(tmp_path):
