@@ -106,11 +106,12 @@ def over_single(cells: pd.DataFrame, keys: list[str], among: pd.DataFrame) -> pd
     """views/s over that of the cell of `single` on one rank that agrees in the keys; null where there is none, or
     several.
 
-    Of several the one of the same commit: runs are merged to be compared. among: cells that it may be.
+    Of several the one of the same commit, since runs are merged to be compared, or else of the same training. among:
+    cells that it may be.
     """
     singles = among[(among["strategy"] == "single") & (among["ranks"] == 1) & (among["status"] == "ok")]
     bases = pd.Series(float("nan"), index=cells.index)
-    for of in (keys, [*keys, "commit"]):
+    for of in (keys, [*keys, "commit"], [*keys, "training"]):
         base = singles.drop_duplicates(of, keep=False).set_index(of)["views_per_second"].rename("base")
         bases = bases.fillna(cells.join(base, on=of)["base"].astype("float64"))
     return cells["views_per_second"] / bases
