@@ -267,3 +267,5 @@ EXPORT int raster_backward(Queue queue, const View* view, int64_t count, const i
         reinterpret_cast<const float2*>(depth_range), gradients);
     return cudaGetLastError();
 }
+
+DYNAMIC_SHARED(uncomposite, sizeof(Shared), 3)
