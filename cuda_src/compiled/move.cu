@@ -1,6 +1,7 @@
 // From the gradients of a step's splats to moved Gaussians in one pass: a warp has a group of 32 rows with both moments
 // in shared memory, sums the gradient of each row over the views that see it in registers, and Adam follows at once, so
-// that no gradient of parameters is ever written.
+// that no gradient of parameters is ever written. Only visible rows move: Mallick et al. 2024 (Taming 3DGS); an optimizer
+// within the backward pass: Hahlbohm et al. 2026 (Faster-GS).
 #include <algorithm>
 #include <type_traits>
 
