@@ -16,7 +16,8 @@ _ELSEWHERE = (
     "exposed_seconds hidden_seconds operator_seconds payload_bytes metadata_bytes collectives peak_memory_bytes "
     "peak_tensor_bytes psnr ssim loss visible_gaussians tile_instances gaussians_count update_cosine "
     "update_length_ratio second_moment_ratio roofline_seconds kernel_seconds compulsory_bytes dram_bytes "
-    "dram_over_compulsory l2_bytes warp_instructions copy_bandwidth issue_rate step_over_floor instances_forward "
+    "dram_over_compulsory l2_bytes l2_reductions warp_instructions issue_active warps_active copy_bandwidth issue_rate "
+    "step_over_floor instances_forward "
     "instances_backward blended_pairs evaluations_forward evaluations_backward evaluations_blending "
     "cells_forward cells_backward active_lanes"
 )
