@@ -75,7 +75,7 @@ struct Queue {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // The most shared memory that `kernel` is launched with beside what the compiler knows of: resources.py asks for it by
-// name, an instantiation's with its arguments behind underscores. So many blocks of it must fit a multiprocessor.
+// name, an instantiation's with its (first) arguments behind underscores. So many blocks must fit a multiprocessor.
 #define DYNAMIC_SHARED(kernel, bytes, blocks)                                                               \
     static_assert((blocks) * ((bytes) + BLOCK_RESERVED) <= MULTIPROCESSOR_SHARED, "its blocks do not fit"); \
     EXPORT int dynamic_shared_##kernel() { return static_cast<int>(bytes); }

@@ -63,8 +63,8 @@ def taken(built: Build) -> dict[str, dict[str, int]]:
     library = ctypes.CDLL(str(built.library))
     for name, resources in kernels.items():
         words = re.findall(r"\w+", name)
-        for symbol in {words[0], "_".join(words)}:
-            asked: Any = getattr(library, f"dynamic_shared_{symbol}", None)
+        for end in range(1, len(words) + 1):
+            asked: Any = getattr(library, f"dynamic_shared_{'_'.join(words[:end])}", None)
             resources["shared"] += 0 if asked is None else asked()
     return kernels
 
