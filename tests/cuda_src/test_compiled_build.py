@@ -72,7 +72,7 @@ def test_no_recorded_kernel_spills():
 
 def test_shared_memory_that_launches_ask_for_is_counted_too(built):
     """Of every kernel that takes some: a launch with memory that no DYNAMIC_SHARED tells of would go unnoticed."""
-    kernel = re.compile(r"__global__ void __launch_bounds__\(.*?\) (\w+)\(")
+    kernel = re.compile(r"__global__ void\s+__launch_bounds__\([^{]*?\)\s+(\w+)\(")
     parts = [file.read_text().split("extern __shared__")[:-1] for file in source_files()]
     asking = {kernel.findall(part)[-1] for of_file in parts for part in of_file}
     static, now = kernel_resources(built.resources), taken(built)
