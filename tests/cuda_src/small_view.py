@@ -257,7 +257,8 @@ if __name__ == "__main__":
     # The longest has a bucket for 2400 of its entries, so that one in ten has more than a block sorts.
     for count in (5000, 20_000, 2_500_000):
         bin_spread(count, 16, 16, 0.05)
-    bin_spread(300, 2000, 1700, 1e-3)
+    for sharpness in (0.05, 1e-3):  # Spans that a thread tests, and wide ones.
+        bin_spread(300, 2000, 1700, sharpness)
     for spare in (None, 30, -5):
         exchange_round(900, spare)
     add_instances(5000)
