@@ -106,6 +106,8 @@ __global__ void __launch_bounds__(THREADS) count_wide(Listing listing, Work work
     });
 }
 
+DYNAMIC_SHARED(count_tiles_true, TABLE_TILES * sizeof(int), 5)
+
 EXPORT int list_tiles(Queue queue, const int* tiles, int64_t count, int* places, int64_t image_tiles) {
     CHECK(cudaSetDevice(queue.device));
     CHECK(cudaMemsetAsync(places, 0xff, image_tiles * sizeof(int), queue.stream));

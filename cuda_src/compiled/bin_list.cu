@@ -126,6 +126,8 @@ __global__ void __launch_bounds__(THREADS) list_wide(Listing listing, Work work,
     walk_wide(listing, work, list, [](uint32_t, int) {});
 }
 
+DYNAMIC_SHARED(list_instances_true, TABLE_TILES * sizeof(int), 5)
+
 // Instances, tile by tile and front to back, after count_instances. instances: room for them. memory: words to work
 // with, see Lists; pitch >= instances.
 EXPORT int list_bins(Queue queue, const View* view, const Given* given, const Work* work, int64_t instances,

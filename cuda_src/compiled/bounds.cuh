@@ -1,5 +1,5 @@
 // Bounds of groups of 32 consecutive rows: may a view see one of them? The formula is that of cuda_src/bounds.py, whose
-// half-spaces the host makes once a view.
+// half-spaces the host makes once a view. Culling of neighbours together: Liao et al. 2025 (LiteGS).
 #pragma once
 
 #include "gaussian.cuh"

@@ -54,6 +54,10 @@ constexpr int PIECE = 4;
 // Of an H200: where the number of blocks is chosen, it is for so many multiprocessors.
 constexpr int MULTIPROCESSORS = 132;
 
+// Shared memory of a multiprocessor, and what each block takes of it beside its own.
+constexpr int MULTIPROCESSOR_SHARED = 228 << 10;
+constexpr int BLOCK_RESERVED = 1 << 10;
+
 // Memory-bound kernels loop over their work with at most this many blocks, several for each multiprocessor.
 constexpr int64_t MOST_BLOCKS = MULTIPROCESSORS * 64;
 
@@ -69,6 +73,12 @@ struct Queue {
 };
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
+
+// The most shared memory that `kernel` is launched with beside what the compiler knows of: resources.py asks for it by
+// name, an instantiation's with its (first) arguments behind underscores. So many blocks must fit a multiprocessor.
+#define DYNAMIC_SHARED(kernel, bytes, blocks)                                                               \
+    static_assert((blocks) * ((bytes) + BLOCK_RESERVED) <= MULTIPROCESSOR_SHARED, "its blocks do not fit"); \
+    EXPORT int dynamic_shared_##kernel() { return static_cast<int>(bytes); }
 
 // Returns the error of a call that failed.
 #define CHECK(call)                                             \

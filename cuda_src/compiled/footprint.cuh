@@ -3,6 +3,8 @@
 // What is counted in one kernel is listed in another, so that both must decide alike to the last bit: every operation
 // here is rounded by itself (the compiler may not fuse it), whatever code surrounds it. Functions of one instruction do
 // where their error does not count: along an edge sigma is flat at its least value, and extents are bounds with room.
+// Tests of tiles against the ellipse itself: Radl et al. 2024 (StopThePop), Feng et al. 2024 (FlashGS); an extent that goes
+// by opacity: Hanson et al. 2025 (Speedy-Splat).
 #pragma once
 
 #include "approximate.cuh"

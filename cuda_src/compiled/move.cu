@@ -1,6 +1,7 @@
 // From the gradients of a step's splats to moved Gaussians in one pass: a warp has a group of 32 rows with both moments
 // in shared memory, sums the gradient of each row over the views that see it in registers, and Adam follows at once, so
-// that no gradient of parameters is ever written.
+// that no gradient of parameters is ever written. Only visible rows move: Mallick et al. 2024 (Taming 3DGS); an optimizer
+// within the backward pass: Hahlbohm et al. 2026 (Faster-GS).
 #include <algorithm>
 #include <type_traits>
 
@@ -54,6 +55,7 @@ constexpr int MOVE_BLOCKS = 2;
 constexpr int move_warps(bool one) { return one ? 5 : 4; }
 constexpr int STAGED_FLOATS = 3 * GROUP_FLOATS;
 constexpr int RATE_FLOATS = 64;  // PARAMETERS, and what keeps stages at 16 bytes
+constexpr int move_bytes(int warps) { return (RATE_FLOATS + warps * STAGED_FLOATS) * static_cast<int>(sizeof(float)); }
 // Columns of a row that Adam has in registers at once: 24 loads from shared memory before the first use.
 constexpr int COLUMNS_AT_ONCE = 8;
 
@@ -235,12 +237,15 @@ static cudaError_t launch(Queue queue, const Sight& only, const Step& step) {
     CHECK(cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, queue.device));
     int floats = room / static_cast<int>(sizeof(float));
     int warps = std::min(move_warps(ONE), (floats - RATE_FLOATS) / STAGED_FLOATS);
-    int bytes = (RATE_FLOATS + warps * STAGED_FLOATS) * static_cast<int>(sizeof(float));
+    int bytes = move_bytes(warps);
     CHECK(cudaFuncSetAttribute(move_groups<ONE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int64_t blocks = std::min<int64_t>((groups_of(step.rows) + warps - 1) / warps, multiprocessors * MOVE_BLOCKS);
     move_groups<ONE><<<static_cast<unsigned>(blocks), warps * WARP, bytes, queue.stream>>>(only, step);
     return cudaGetLastError();
 }
+
+DYNAMIC_SHARED(move_groups_true, move_bytes(move_warps(true)), MOVE_BLOCKS)
+DYNAMIC_SHARED(move_groups_false, move_bytes(move_warps(false)), MOVE_BLOCKS)
 
 // sights: [step->views] of the host.
 EXPORT int project_backward_adam(Queue queue, const Sight* sights, const Step* step, const Rates* rates) {

@@ -310,3 +310,6 @@ EXPORT int raster_backward(Queue queue, const View* view, int64_t count, const i
         reinterpret_cast<const float2*>(depth_range), gradients);
     return cudaGetLastError();
 }
+
+DYNAMIC_SHARED(uncomposite_false, sizeof(Shared<false>), BACKWARD_BLOCKS)
+DYNAMIC_SHARED(uncomposite_true, sizeof(Shared<true>), BACKWARD_BLOCKS - 1)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 from pathlib import Path
@@ -24,7 +25,7 @@ _KERNEL = re.compile(
 
 
 def kernel_resources(ptxas: str) -> dict[str, dict[str, int]]:
-    """By kernel of this package, from what `ptxas -v` prints; CUB's own kernels are left out."""
+    """By kernel of this package, from what `ptxas -v` prints; CUB's own kernels are left out. shared: static."""
     found = {}
     for match in _KERNEL.finditer(ptxas):
         name = _kernel_name(match["symbol"])
@@ -53,6 +54,21 @@ def _kernel_name(symbol: str) -> str | None:
     return f"{name}<{', '.join('true' if c == '1' else 'false' for c in re.findall('[01]', choices[1]))}>"
 
 
+def taken(built: Build) -> dict[str, dict[str, int]]:
+    """By kernel, what a build takes: what the compiler says, and of shared memory also what launches ask for.
+
+    The library is loaded for that, which needs no GPU.
+    """
+    kernels = kernel_resources(built.resources)
+    library = ctypes.CDLL(str(built.library))
+    for name, resources in kernels.items():
+        words = re.findall(r"\w+", name)
+        for end in range(1, len(words) + 1):
+            asked: Any = getattr(library, f"dynamic_shared_{'_'.join(words[:end])}", None)
+            resources["shared"] += 0 if asked is None else asked()
+    return kernels
+
+
 def recorded() -> dict[str, Any]:
     """architecture, compiler and kernels of resources.json."""
     return json.loads(RECORDED.read_text())
@@ -65,7 +81,7 @@ def write(built: Build) -> None:
     content = {
         "architecture": architecture(),
         "compiler": compiler_version(nvcc),
-        "kernels": dict(sorted(kernel_resources(built.resources).items())),
+        "kernels": dict(sorted(taken(built).items())),
     }
     RECORDED.write_text(json.dumps(content, indent=1) + "\n")
 

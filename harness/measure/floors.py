@@ -2,10 +2,14 @@
 
     floor = max(compulsory bytes / measured bandwidth, warp instructions / issue rate)
 
-Both sides come from counted work by the formulas of OPERATORS, so that a floor depends on the view and on the device,
-never on how a kernel is written. Bytes are those that must cross the memory bus at least once: what an operator must
-read that it did not make itself, and what it must leave behind; what a good kernel keeps in caches or registers counts
-once. (Williams et al. 2009, the roofline model, with instruction issue in the place of floating-point peaks.)
+Both sides come from counted work by the formulas of OPERATORS. Bytes are those that must cross the memory bus at least
+once: what an operator must read that it did not make itself, and what it must leave behind; what a good kernel keeps in
+caches or registers counts once. They go by how data lie (records, bounds of 32 Gaussians, list entries), not by how a
+kernel is written. Instructions of compositing do go by that: they are those of our own inner loops, COMPOSITE and
+UNCOMPOSITE, over cells of 4 x 4 pixels, a choice of our kernels. Beside such a floor a kernel shows what it spends
+around its loop; a better loop, or cells of another shape, would lower the floor itself. Those of the loss are its
+windows', whatever the kernel. (Williams et al. 2009, the roofline model, with instruction issue in the place of
+floating-point peaks.)
 """
 
 from __future__ import annotations
@@ -46,9 +50,10 @@ of them. Lists and batches, which a kernel may arrange otherwise, are left out, 
 UNCOMPOSITE = 52
 """Warp instructions of the backward an evaluation of two cells: machine code of `uncomposite` has 142 for four
 that blend, and 256 for every 16 to sum their pixels' gradients, a lane a splat, and to add them to the splats."""
-LOSS_TAPS = 3 * 11 * 2 * (5 + 3) // 32
-"""Warp instructions of SSIM a pixel of 32: 3 colours, 11 taps along 2 axes, 5 windowed sums forward (both images,
-their squares and product) and 3 backward (Wang et al. 2004, with separable windows), one multiply-add each."""
+LOSS_TAPS = 3 * 11 * 2 * (4 + 3) / 32
+"""Warp instructions of SSIM a pixel: 3 colours, 11 taps along 2 axes, 4 windowed sums forward (both images, the sum of
+their squares, which SSIM asks for together, and their product) and 3 backward (Wang et al. 2004, with separable
+windows), one multiply-add each."""
 
 CELLS_OF_A_WARP = 2
 

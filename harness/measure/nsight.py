@@ -21,7 +21,12 @@ DRAM_READ, DRAM_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 L2 = "lts__t_bytes.sum"
 INSTRUCTIONS = "smsp__inst_executed.sum"
 DURATION = "gpu__time_duration.sum"
-METRICS = (DRAM_READ, DRAM_WRITTEN, L2, INSTRUCTIONS, DURATION)
+ISSUE_ACTIVE = "smsp__issue_active.avg.pct_of_peak_sustained_active"
+WARPS_ACTIVE = "sm__warps_active.avg.pct_of_peak_sustained_active"
+L2_REDUCTIONS = "lts__t_requests_srcunit_tex_op_red.sum"
+NEEDED = (DRAM_READ, DRAM_WRITTEN, L2, INSTRUCTIONS, DURATION)
+METRICS = (*NEEDED, ISSUE_ACTIVE, WARPS_ACTIVE, L2_REDUCTIONS)
+"""What the profiler is asked for; without one that is not needed the others still count."""
 
 _KERNEL = "Kernel Name"
 _SCALES = {
@@ -31,6 +36,8 @@ _SCALES = {
     "Mbyte": 1e6,
     "Gbyte": 1e9,
     "Tbyte": 1e12,
+    "%": 1e-2,
+    "request": 1.0,
     "inst": 1.0,
     "Kinst": 1e3,
     "Minst": 1e6,
@@ -44,7 +51,7 @@ _SCALES = {
     "ms": 1e-3,
     "s": 1.0,
 }
-"""From the units that the profiler writes, whatever its version, to bytes, instructions and seconds."""
+"""From the units that the profiler writes, whatever its version, to bytes, seconds, shares and counts."""
 
 
 class UnreadableError(Exception):
@@ -53,13 +60,21 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Counted:
-    """Of all kernels of one operator's call. dram_bytes: read and written. seconds: of kernels, gaps left out."""
+    """Of all kernels of one operator's call; nan for what was not counted.
+
+    dram_bytes: read and written. seconds: of kernels, gaps left out. issue_active: share of cycles in which a scheduler
+    issued; warps_active: share of a multiprocessor's warps that were resident, both means over the kernels' time.
+    l2_reductions: requests for reductions that arrived at the L2 cache.
+    """
 
     kernels: int
     dram_bytes: float
     l2_bytes: float
     instructions: float
     seconds: float
+    issue_active: float
+    warps_active: float
+    l2_reductions: float
 
 
 @dataclass
@@ -97,7 +112,7 @@ def read_csv(text: str) -> dict[str, Counted]:
     """By operator, the sums over its kernels; text: of the page `raw`, a column a metric, units below the header.
 
     Lines before the table are the profiler's and the program's own. A metric that the profiler could not count is nan.
-    Raises UnreadableError where there is no table, or it lacks a metric.
+    Raises UnreadableError where there is no table, or it lacks a metric that is needed.
     """
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if f'"{_KERNEL}"' in line), None)
@@ -106,12 +121,12 @@ def read_csv(text: str) -> dict[str, Counted]:
         raise UnreadableError(said[-1].strip("= ") if said else "no table of kernels")
     table: list[list[str]] = [*csv.reader(lines[start:]), []]
     header, units, rows = table[0], table[1], table[2:]
-    missing = [metric for metric in METRICS if metric not in header]
+    missing = [metric for metric in NEEDED if metric not in header]
     if missing:
         raise UnreadableError(f"no column {missing[0]}")
     if units and units[0]:
         raise UnreadableError("no row of units below the header")
-    columns = {metric: header.index(metric) for metric in METRICS}
+    columns = {metric: header.index(metric) for metric in METRICS if metric in header}
     sums: dict[str, _Sums] = {}
     for row in rows:
         operator = _operator(row) if len(row) == len(header) else None
@@ -119,8 +134,10 @@ def read_csv(text: str) -> dict[str, Counted]:
             continue
         own = sums.setdefault(operator, _Sums())
         own.kernels += 1
-        for metric, column in columns.items():
-            own.values[metric] = own.values.get(metric, 0.0) + _number(row[column], units[column])
+        values = {metric: _number(row[column], units[column]) for metric, column in columns.items()}
+        for metric, value in values.items():
+            weight = values[DURATION] if metric in (ISSUE_ACTIVE, WARPS_ACTIVE) else 1.0
+            own.values[metric] = own.values.get(metric, 0.0) + weight * value
     return {name: _counted(own) for name, own in sums.items()}
 
 
@@ -133,7 +150,7 @@ def _operator(row: Sequence[str]) -> str | None:
 
 
 def _number(text: str, unit: str) -> float:
-    """In bytes, instructions or seconds; thousands may stand apart by commas. nan for what is no number."""
+    """In bytes, seconds, a share or a count; thousands may stand apart by commas. nan for what is no number."""
     try:
         return float(text.replace(",", "")) * _SCALES[unit]
     except (ValueError, KeyError):
@@ -142,4 +159,15 @@ def _number(text: str, unit: str) -> float:
 
 def _counted(sums: _Sums) -> Counted:
     v = sums.values
-    return Counted(sums.kernels, v[DRAM_READ] + v[DRAM_WRITTEN], v[L2], v[INSTRUCTIONS], v[DURATION])
+    issue, warps, reductions = (v.get(metric, float("nan")) for metric in (ISSUE_ACTIVE, WARPS_ACTIVE, L2_REDUCTIONS))
+    seconds = v[DURATION] or float("nan")
+    return Counted(
+        sums.kernels,
+        v[DRAM_READ] + v[DRAM_WRITTEN],
+        v[L2],
+        v[INSTRUCTIONS],
+        v[DURATION],
+        issue / seconds,
+        warps / seconds,
+        reductions,
+    )

@@ -6,6 +6,7 @@ Never while something is timed.
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,10 @@ def run(job: Job, view: int, works: dict[int, Work]) -> None:
         job.measure("l2_bytes", counted.l2_bytes, "last", stage=name)
         job.measure("warp_instructions", counted.instructions, "last", stage=name)
         job.measure("kernel_seconds", counted.seconds, "last", stage=name)
+        beside = {metric: getattr(counted, metric) for metric in ("issue_active", "warps_active", "l2_reductions")}
+        for metric, value in beside.items():
+            if not math.isnan(value):  # Not every version of the profiler, and not every GPU, counts them.
+                job.measure(metric, value, "last", stage=name)
 
 
 def profile(job: Job, view: int) -> dict[str, Counted] | str:

@@ -137,6 +137,17 @@ def check_adam() -> None:
         close(ours, theirs, 1e-5, "Adam")
 
 
+def check_statistics(camera: Camera) -> None:
+    numbers, records = torch.tensor([3, 0, 1]), torch.rand(3, layout.RECORD, generator=GENERATOR)
+    splats = op.Splats(numbers, numbers, records)
+    gradients, ours = torch.randn(3, layout.GRADIENT, generator=GENERATOR), torch.rand(4, layout.STATISTICS)
+    gradients[1, 0] = math.inf
+    exact = ours.double()
+    op.densification_statistics(KERNELS, splats, camera, gradients, ours)
+    op.densification_statistics(EXACT, replace(splats, records=records.double()), camera, gradients.double(), exact)
+    close(ours, exact, 1e-6, "statistics")
+
+
 if __name__ == "__main__":
     assert runtime.SIMULATED
     assert hasattr(np, "row_stack")
@@ -150,6 +161,7 @@ if __name__ == "__main__":
     check_loss(20, op.WHOLE_IMAGE, "none", [0])
     check_loss(7, op.LossWindow("l1"), "exact", None)
     check_adam()
+    check_statistics(wide)
     try:
         op.raster_fused(KERNELS, *[None] * 2, wide, None, Workspace(), window=op.LossWindow("l1"))  # type: ignore[arg-type]
     except NotImplementedError as error:

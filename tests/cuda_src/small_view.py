@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from cuda_src import exchange as ex
 from cuda_src import layout
 from cuda_src import operators as op
 from cuda_src.bounds import bound_groups, empty_bounds, groups_seen, widen_groups
 from cuda_src.camera import Camera
 from cuda_src.conventions import CONVENTIONS
 from cuda_src.packing import pack_rows, packed_width, unpack_rows
+from cuda_src.workload import workload
 from cuda_src.workspace import Workspace
 
 
@@ -48,6 +51,8 @@ def train_step(count: int, width: int, height: int, footprint: op.Footprint, lim
         splats.records[::3, layout.RECORD_DEPTH] = 2.0  # Ties.
     bins = op.bin_splats(kernels, splats, camera, work, tiles, subtiles, limit)
     raster = op.raster_forward(kernels, splats, bins, camera, work, None, subtiles, ranges)
+    if not limited:
+        workload(kernels, count, splats, bins, raster, camera)
     loss = op.l1_ssim(kernels, raster.colour, target, work, mask, tiles)
     op.l1_ssim(kernels, raster.colour, target, Workspace(device), window=op.LossWindow("tile", (3, 5)))
     partial = op.raster_backward(
@@ -123,22 +128,39 @@ def tables(count: int, splats: op.Splats, camera: Camera, kernels: op.KernelSet,
     widen_groups(kernels, parameters, rows.flip(0), bounds)
 
 
-def composite_long_lists(count: int, opacity: float) -> None:
-    """Lists of four tiles that are composited in segments, by blocks that wait for one another."""
+def spread_splats(count: int, camera: Camera, sharpness: float, opacity: float) -> op.Splats:
+    """Round splats of one size anywhere in the image, in no order of their depths, of which each is there twice."""
     generator = torch.Generator().manual_seed(count)
-    device = torch.device("cuda")
-    kernels = op.KernelSet("compiled", device)
-    camera = Camera(23, 19, 20.0, 20.0, 8.0, 8.0, torch.eye(4, dtype=torch.float64).numpy())
-    work = Workspace(device)
     records = torch.zeros(count, layout.RECORD)
-    records[:, layout.RECORD_MEAN2D] = 24 * torch.rand(count, 2, generator=generator)
-    records[:, layout.RECORD_CONIC] = torch.tensor([0.01, 0.0, 0.01])
+    size = torch.tensor([camera.width, camera.height])
+    records[:, layout.RECORD_MEAN2D] = size * torch.rand(count, 2, generator=generator)
+    records[:, layout.RECORD_CONIC] = torch.tensor([sharpness, 0.0, sharpness])
     records[:, layout.RECORD_OPACITY] = opacity
     records[:, layout.RECORD_COLOUR] = torch.rand(count, 3, generator=generator)
-    records[:, layout.RECORD_DEPTH] = 1 + torch.arange(count) / 64
+    records[:, layout.RECORD_DEPTH] = 1 + torch.randperm(count, generator=generator).div(2, rounding_mode="floor") / 64
     records[:, layout.RECORD_RADIUS] = 40.0
-    numbers = torch.arange(count, device=device)
-    splats = op.Splats(numbers, numbers, records.to(device))
+    numbers = torch.arange(count, device="cuda")
+    return op.Splats(numbers, numbers, records.to("cuda"))
+
+
+def bin_spread(count: int, width: int, height: int, sharpness: float) -> None:
+    """Lists that are split into buckets, or that are too many to be counted in shared memory."""
+    kernels = op.KernelSet("compiled", torch.device("cuda"))
+    camera = Camera(width, height, 20.0, 20.0, 8.0, 8.0, np.eye(4))
+    splats = spread_splats(count, camera, sharpness, 0.5)
+    bins = op.bin_splats(kernels, splats, camera, Workspace(kernels.device))
+    depths = splats.records[bins.splat.long(), layout.RECORD_DEPTH]
+    ends = bins.starts[1:-1]
+    begins = torch.zeros(bins.instances + 1, dtype=torch.bool, device="cuda").index_fill_(0, ends, True)
+    assert ((depths.diff() >= 0) | begins[1:-1]).all()
+    print(f"{camera.tiles} lists of up to {bins.starts.diff().max().item()}, {bins.instances} instances")
+
+
+def composite_long_lists(count: int, opacity: float) -> None:
+    """Lists of four tiles that are composited in segments, by blocks that wait for one another."""
+    kernels = op.KernelSet("compiled", torch.device("cuda"))
+    camera = Camera(23, 19, 20.0, 20.0, 8.0, 8.0, np.eye(4))
+    work, splats = Workspace(kernels.device), spread_splats(count, camera, 0.01, opacity)
     bins = op.bin_splats(kernels, splats, camera, work)
     for _ in range(3):
         raster = op.raster_forward(kernels, splats, bins, camera, work)
@@ -148,6 +170,83 @@ def composite_long_lists(count: int, opacity: float) -> None:
     print(f"lists of up to {bins.starts.diff().max().item()}, {raster.stopped.sum().item()} pixels stop")
 
 
+def exchange_round(count: int, spare: int | None) -> None:
+    """Two ranks on one device: the splats of each go to whose tiles they meet, and gradients come back.
+
+    spare: rows that rooms have beside their records' and the flag's, or lack; None without rooms.
+    """
+    device = torch.device("cuda")
+    kernels = op.KernelSet("compiled", device)
+    camera = Camera(130, 70, 80.0, 82.0, 65.0, 35.0, np.eye(4))
+    owners = (torch.arange(camera.tiles, device=device) >= camera.tiles // 2).int()
+    own, routings, wires = [], [], []
+    for rank in (0, 1):
+        splats, routing = routed(kernels, count, rank, camera, owners, spare)
+        wire = torch.zeros(sum(rows_to(routing)), ex.wire_width(torch.float32), device=device)
+        ex.pack_records(kernels, splats, routing, rank, wire)
+        own.append(splats)
+        routings.append(routing)
+        wires.append(wire.split(rows_to(routing)))
+    zeros, returned = torch.zeros(1, dtype=torch.int64, device=device), []
+    for rank in (0, 1):
+        arrived = torch.cat([wire[rank] for wire in wires])
+        sizes = [len(wire[rank]) for wire in wires]
+        hole, work = ex.Hole(sum(sizes[:rank]), sizes[rank]), Workspace(device)
+        records = ex.take_records(kernels, work, "arrived", len(arrived))
+        ids = work.take("ids", (len(arrived),), torch.int64)
+        ex.unpack_records(kernels, arrived, hole, records, ids)
+        ex.keep_records(kernels, own[rank], routings[rank], rank, hole, records, ids)
+        drawn, tiles = op.Splats(ids, ids, records), (owners == rank).nonzero()[:, 0].int()
+        bins = op.bin_splats(kernels, drawn, camera, work, tiles)
+        raster = op.raster_forward(kernels, drawn, bins, camera, work)
+        gradients = op.raster_backward(kernels, drawn, bins, raster, camera, raster.colour, work)
+        rows = torch.zeros(len(arrived), ex.SENT_GRADIENTS, device=device)
+        ex.pack_gradients(kernels, gradients, hole, rows, zeros)
+        if spare is not None:
+            ex.flag_gradients(kernels, own[rank].overflow, sizes, rank, rows)
+        returned.append((rows.split(sizes), gradients, hole))
+    for rank in (0, 1):
+        back = torch.cat([rows[rank] for rows, _, _ in returned])
+        total = torch.zeros(own[rank].count, layout.GRADIENT_STRIDE, device=device)[:, : layout.GRADIENT]
+        ex.sum_gradients(kernels, routings[rank], back, rank, *returned[rank][1:], total, zeros)
+        assert torch.isfinite(total).all()
+        assert total.any()
+    print(f"{count} Gaussians a rank, spare {spare}: {[rows_to(routing) for routing in routings]} rows")
+
+
+def routed(
+    kernels: op.KernelSet, count: int, rank: int, camera: Camera, owners: torch.Tensor, spare: int | None
+) -> tuple[op.Splats, ex.Routing]:
+    """A rank's splats and where they go, in rooms of so many spare rows."""
+    device, work = owners.device, Workspace(owners.device)
+    parameters = gaussians(count, torch.Generator().manual_seed(rank)).to(device)
+    ids = torch.arange(count, device=device)
+    splats = op.project(kernels, parameters, ids, camera, 3, work)
+    routing = ex.route_splats(kernels, splats, camera, owners, 2, work)
+    if spare is None:
+        return splats, routing
+    rooms = [max(1, records + 1 + spare) for records in routing.counts[:, ex.SENT_RECORDS].tolist()]
+    room, work = op.Room(splats.count + 40, 0, torch.zeros(1, dtype=torch.int32, device=device)), Workspace(device)
+    splats = op.project(kernels, parameters, ids, camera, 3, work, room)
+    return splats, ex.route_splats(kernels, splats, camera, owners, 2, work, rooms=rooms)
+
+
+def rows_to(routing: ex.Routing) -> list[int]:
+    """Rows that go to each rank."""
+    return list(routing.rooms or routing.counts[:, ex.SENT_RECORDS].tolist())
+
+
+def add_instances(count: int) -> None:
+    """Gradients by instance into the accumulators of three owners, one of them without any."""
+    device, lengths = torch.device("cuda"), (70, 0, 130)
+    gradients = torch.randn(count, layout.GRADIENT_STRIDE, device=device)[:, : layout.GRADIENT]
+    slots = torch.randint(0, sum(lengths), (count,), dtype=torch.int32, device=device)
+    walked = torch.rand(count, device=device) < 0.8
+    accumulators = [torch.zeros(length, layout.ACCUMULATOR_STRIDE, device=device) for length in lengths]
+    ex.add_to_owners(op.KernelSet("compiled", device), gradients, slots, walked, accumulators)
+    assert all(torch.isfinite(accumulator).all() for accumulator in accumulators)
+
+
 if __name__ == "__main__":
     for count, width, height in ((0, 20, 20), (1, 1, 1), (33, 17, 33), (1500, 130, 70)):
         for footprint in ("ellipse", "square"):
@@ -155,3 +254,11 @@ if __name__ == "__main__":
                 train_step(count, width, height, footprint, limited)
     for opacity in (0.005, 0.02, 0.9):
         composite_long_lists(3100, opacity)
+    # The longest has a bucket for 2400 of its entries, so that one in ten has more than a block sorts.
+    for count in (5000, 20_000, 2_500_000):
+        bin_spread(count, 16, 16, 0.05)
+    for sharpness in (0.05, 1e-3):  # Spans that a thread tests, and wide ones.
+        bin_spread(300, 2000, 1700, sharpness)
+    for spare in (None, 30, -5):
+        exchange_round(900, spare)
+    add_instances(5000)

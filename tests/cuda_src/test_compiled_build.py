@@ -19,7 +19,7 @@ from cuda_src.camera import TILE
 from cuda_src.compiled import build as building
 from cuda_src.compiled.bindings import call, library
 from cuda_src.compiled.build import Build, BuildError, build, content_key, generated_header, source_files
-from cuda_src.compiled.resources import kernel_resources, recorded
+from cuda_src.compiled.resources import kernel_resources, recorded, taken
 from cuda_src.compiled.view import View
 from cuda_src.nvcc import find_nvcc
 from harness.cli import app
@@ -56,18 +56,28 @@ def test_no_kernel_computes_in_float64(built):
 def test_no_kernel_takes_more_registers_or_memory_than_recorded(built):
     nvcc = find_nvcc()
     assert nvcc is not None
-    taken, noted = kernel_resources(built.resources), recorded()
-    assert sorted(taken) == sorted(noted["kernels"]), "run python -m cuda_src.compiled.resources"
+    now, noted = taken(built), recorded()
+    assert sorted(now) == sorted(noted["kernels"]), "run python -m cuda_src.compiled.resources"
     if building.architecture() != noted["architecture"]:
         pytest.skip(f"recorded for architecture {noted['architecture']}")
     room = 1.0 if building.compiler_version(nvcc) == noted["compiler"] else OTHER_COMPILER
-    for kernel, resources in taken.items():
+    for kernel, resources in now.items():
         for name, value in resources.items():
             assert value <= noted["kernels"][kernel][name] * room, f"{kernel}: {name}"
 
 
-def test_no_recorded_kernel_spills(built):
+def test_no_recorded_kernel_spills():
     assert {kernel for kernel, r in recorded()["kernels"].items() if r["spills"]} == set()
+
+
+def test_shared_memory_that_launches_ask_for_is_counted_too(built):
+    """Of every kernel that takes some: a launch with memory that no DYNAMIC_SHARED tells of would go unnoticed."""
+    kernel = re.compile(r"__global__ void\s+__launch_bounds__\([^{]*?\)\s+(\w+)\(")
+    parts = [file.read_text().split("extern __shared__")[:-1] for file in source_files()]
+    asking = {kernel.findall(part)[-1] for of_file in parts for part in of_file}
+    static, now = kernel_resources(built.resources), taken(built)
+    assert {name.split("<")[0] for name in now if now[name]["shared"] > static[name]["shared"]} == asking
+    assert "uncomposite" in asking
 
 
 def test_the_generated_header_has_every_field_of_the_view_and_the_layouts_columns():

@@ -78,38 +78,6 @@ def test_runs_of_equal_depth_of_any_length_are_in_the_order_of_ids(kernels, devi
     assert keys == sorted(keys)
 
 
-@pytest.mark.parametrize("count", [255, 256, 257, 100_000])
-def test_a_tile_with_a_long_list_is_composited_and_differentiated_as_in_float64(parity, kernels, device, count):
-    generator = torch.Generator().manual_seed(count)
-    records = torch.zeros(count, layout.RECORD)
-    records[:, 0:2] = 16 * torch.rand(count, 2, generator=generator)
-    records[:, layout.RECORD_CONIC] = torch.tensor([0.4, 0.1, 0.3])
-    records[:, layout.RECORD_OPACITY] = 0.02 if count > 1000 else 0.3
-    records[:, layout.RECORD_COLOUR] = torch.rand(count, 3, generator=generator)
-    records[:, layout.RECORD_DEPTH] = 1 + torch.rand(count, generator=generator)
-    records[:, layout.RECORD_RADIUS] = 6.0
-    ids = torch.arange(count)
-    camera = Camera(13, 16, 20.0, 20.0, 8.0, 8.0, np.eye(4))
-    grad = torch.randn(16, 13, 3, generator=generator)
-    results = []
-    for own in (kernels, KernelSet("reference", precision="float64", t_stop=0.0)):
-        own = KernelSet(own.backend, own.device, precision=own.precision, t_stop=0.0)
-        real = records.to(own.device, own.dtype)
-        splats = Splats(ids.to(own.device), ids.to(own.device), real)
-        bins = op.bin_splats(own, splats, camera, Workspace(own.device))
-        raster = op.raster_forward(own, splats, bins, camera, Workspace(own.device))
-        partial = op.raster_backward(
-            own, splats, bins, raster, camera, grad.to(real), Workspace(own.device)
-        )  # fmt: skip
-        results.append((raster.colour.cpu(), raster.transmittance.cpu(), partial.cpu()))
-    (colour, light, gradient), (exact_colour, exact_light, exact_gradient) = results
-    # A pixel meets thousands of splats: a few lie on the other side of alpha_min, each worth 1/255 of what is left.
-    parity.close(colour, exact_colour, 1e-3, "colour")
-    assert (light.double() - exact_light).abs().max() < 1e-3
-    error = (gradient.double() - exact_gradient).abs()
-    assert error.mean() < 1e-3 * exact_gradient.abs().mean()
-
-
 def test_instances_of_a_wide_view_are_those_of_the_reference(parity, kernels, device):
     """Spans of one tile, of several and of hundreds, which a lane and a warp walk in their own ways."""
     view = parity.view(9, gaussians=400, width=500, height=300, sizes=(0.5, 200.0))

@@ -23,6 +23,7 @@ MANY = (8 << 20) + 1
 """From so many instances on segments are twice as long."""
 ONLY_COMPILED = [pytest.param("compiled", marks=pytest.mark.gpu)]
 """Only this back end treats long lists in its own way; on a CPU they take long."""
+ON_GPUS = [*ONLY_COMPILED, pytest.param("portable_on_cuda", marks=pytest.mark.gpu)]
 CAMERA = Camera(23, 19, 20.0, 20.0, 8.0, 8.0, np.eye(4))
 """Four tiles, three of them cut by the image's border."""
 
@@ -209,3 +210,45 @@ def test_tiles_of_one_view_have_lists_of_every_kind(parity, backend):
     same = ours.last == exact.last
     assert same.double().mean() >= 0.9
     parity.close(ours.colour[same], exact.colour[same], 1e-3)
+
+
+def faint_splats(count: int, least_alpha: float, border: float) -> Splats:
+    """Over a tile, so faint that light is left at every pixel behind 100,000 of them.
+
+    No alpha lies so near to the least that float32 might decide differently.
+    """
+    generator = torch.Generator().manual_seed(count)
+    drawn = count + count // 20
+    records = torch.zeros(drawn, layout.RECORD)
+    records[:, layout.RECORD_MEAN2D] = 16 * torch.rand(drawn, 2, generator=generator)
+    records[:, layout.RECORD_CONIC] = torch.tensor([0.4, 0.1, 0.3])
+    records[:, layout.RECORD_OPACITY] = 0.005
+    records[:, layout.RECORD_COLOUR] = torch.rand(drawn, 3, generator=generator)
+    records[:, layout.RECORD_DEPTH] = 1 + torch.rand(drawn, generator=generator)
+    records[:, layout.RECORD_RADIUS] = 6.0
+    y, x = torch.meshgrid(torch.arange(16) + 0.5, torch.arange(16) + 0.5, indexing="ij")
+    dx, dy = x.flatten() - records[:, :1].double(), y.flatten() - records[:, 1:2].double()
+    alpha = 0.005 * torch.exp(-(0.2 * dx * dx + 0.1 * dx * dy + 0.15 * dy * dy))
+    clear = ((alpha / least_alpha - 1).abs() > border).all(dim=1)
+    numbers = torch.arange(count)
+    return Splats(numbers, numbers, records[clear][:count])
+
+
+@pytest.mark.parametrize("backend", ON_GPUS, indirect=True)
+def test_a_list_of_a_hundred_thousand_is_differentiated_as_in_float64_to_its_last_splat(parity, backend):
+    kernels = parity.kernels(backend, t_stop=0.0)
+    splats = faint_splats(102_000, kernels.convention.alpha_min, parity.border)
+    camera = Camera(16, 16, 20.0, 20.0, 8.0, 8.0, np.eye(4))
+    grad = torch.randn(16, 16, 3, generator=torch.Generator().manual_seed(3))
+    results = []
+    for own, given in ((kernels, splats), (parity.oracle(kernels), parity.splats64(splats))):
+        bins = bin_splats(own, given, camera, Workspace())
+        raster = raster_forward(own, given, bins, camera, Workspace())
+        gradient = raster_backward(own, given, bins, raster, camera, grad.to(given.records), Workspace())
+        results.append((raster, gradient))
+    (ours, gradient), (exact, expected) = results
+    assert exact.last.min() > 99_000
+    assert torch.equal(ours.last, exact.last)
+    parity.close(ours.colour, exact.colour, 1e-4, "colour")
+    parity.close(ours.transmittance, exact.transmittance, 1e-3, "transmittance")
+    parity.groups_close(gradient, expected, parity.record_groups, 1e-3)

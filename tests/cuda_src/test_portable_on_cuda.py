@@ -139,6 +139,7 @@ def test_every_kernel_compiles_to_ptx_without_float64(compiler):
         op.l1_ssim(kernels, raster.colour, target, work, window=op.LossWindow(kind))
     partial = op.raster_backward(kernels, splats, bins, raster, camera, raster.colour, work)
     op.project_backward(kernels, parameters, splats, camera, 3, partial, work)
+    op.densification_statistics(kernels, splats, camera, partial, torch.zeros(3, layout.STATISTICS))
     moments, views = torch.zeros_like(parameters), torch.ones(3, dtype=torch.int32)
     op.adam_rows(kernels, parameters, moments, moments.clone(), ids, parameters.clone(), views, torch.ones(59), 1)
     assert {name for name, _ in compiler.ptx} == kernels_of_the_package()

@@ -9,7 +9,7 @@ from cuda_src.portable.on_cuda.compositing import raster_forward
 from cuda_src.portable.on_cuda.compositing_gradient import raster_backward
 from cuda_src.portable.on_cuda.loss import l1_ssim
 from cuda_src.portable.on_cuda.projection import project, project_backward
-from cuda_src.reference.statistics import densification_statistics  # PyTorch's own operations, as fast as a kernel.
+from cuda_src.portable.on_cuda.statistics import densification_statistics
 
 __all__ = [
     "adam_rows",

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.measure.nsight import METRICS, RANGE, Counted, UnreadableError, find_ncu, profiling_command, read_csv
+from harness.measure.nsight import (
+    ISSUE_ACTIVE,
+    METRICS,
+    RANGE,
+    WARPS_ACTIVE,
+    Counted,
+    UnreadableError,
+    find_ncu,
+    profiling_command,
+    read_csv,
+)
 
 SAMPLE = (Path(__file__).parent / "ncu_raw.csv").read_text()
 
@@ -21,6 +31,21 @@ def test_kernels_of_one_range_are_summed_and_others_left_out():
     assert project.l2_bytes == 2_011_000_064 + 1_004_000_000
     assert project.instructions == 137_250_000
     assert project.seconds == pytest.approx(903_112e-9)
+    assert project.l2_reductions == 1000
+
+
+def test_shares_are_means_over_the_time_of_kernels():
+    project = read_csv(SAMPLE)["project"]
+    assert project.issue_active == pytest.approx((0.2 * 562_112 + 0.8 * 341_000) / 903_112)
+    assert project.warps_active == pytest.approx((0.5 * 562_112 + 0.25 * 341_000) / 903_112)
+
+
+@pytest.mark.parametrize(("name", "there"), [(ISSUE_ACTIVE, "warps_active"), (WARPS_ACTIVE, "issue_active")])
+def test_a_profiler_without_a_counter_that_is_not_needed_counts_the_others(name, there):
+    found = read_csv(SAMPLE.replace(name, "another"))["raster_forward"]
+    assert found.dram_bytes == 250e6
+    assert getattr(found, there) > 0
+    assert [math.isnan(found.issue_active), math.isnan(found.warps_active)].count(True) == 1
 
 
 def test_units_that_were_scaled_for_people_are_scaled_back():
@@ -90,4 +115,6 @@ def test_the_profiler_is_looked_for_on_the_path_and_in_cuda_home(tmp_path, monke
 
 
 def test_counts_of_one_operator_are_plain_numbers():
-    assert read_csv(SAMPLE)["raster_forward"] == Counted(1, 250e6, 2_904e6, 402e6, pytest.approx(1.102e-3))
+    assert read_csv(SAMPLE)["raster_forward"] == Counted(
+        1, 250e6, 2_904e6, 402e6, pytest.approx(1.102e-3), pytest.approx(0.6125), pytest.approx(0.625), 0
+    )

@@ -158,6 +158,9 @@ def test_the_profilers_counts_become_measurements_of_the_operators(opened, monke
     assert by_stage(job, "warp_instructions") == {"project": 137_250_000, "raster_forward": 402_000_000}
     assert by_stage(job, "kernel_seconds")["raster_forward"] == pytest.approx(1.102e-3)
     assert by_stage(job, "dram_over_compulsory")["project"] > 1
+    assert by_stage(job, "l2_reductions") == {"project": 1000, "raster_forward": 0}
+    assert by_stage(job, "issue_active")["raster_forward"] == pytest.approx(0.6125)
+    assert by_stage(job, "warps_active")["raster_forward"] == pytest.approx(0.625)
     assert operator_profile.NOTE not in job.notes
 
 
