@@ -63,8 +63,12 @@ __global__ void __launch_bounds__(START_THREADS) start_lists(Given given, Work w
 }
 static_assert(START_THREADS == WARP * WARP, "a warp adds up the warps");
 
-// Each splat into the lists of its tiles. TABLE: a block counts its splats by tile first, takes places for all of them
-// at once, and gives these out in shared memory.
+// A block has so many instances of one tile if neighbours meet the same tiles, far from the camera: a quarter of a warp
+// or more would wait for one counter.
+constexpr int CROWDED = CHUNK / 8;
+
+// Each splat that is not wide into the lists of its tiles. TABLE: a block counts its splats by tile first, takes places
+// for all of them at once, and gives these out in shared memory.
 template <bool TABLE>
 __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given given, Work work, Lists lists,
                                                           int tiles, const int64_t* starts) {
@@ -72,7 +76,7 @@ __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given
     // Splats have numbers of 31 bits.
     uint32_t first = blockIdx.x * CHUNK, live = static_cast<uint32_t>(work.live(given));
     if (first >= live) return;
-    bool gives_out = !TABLE;
+    bool gives_out = !TABLE, crowded = false;
     auto take = [&](int place, uint32_t splat) {
         if (TABLE && !gives_out) {
             atomicAdd(table + place, 1);
@@ -83,6 +87,15 @@ __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given
                             : static_cast<uint32_t>(starts[place]) +
                                   static_cast<uint32_t>(atomicAdd(work.tallies() + place, 1));
         if (at < lists.room) lists.entries[at] = make_uint2(work.depths()[splat], splat);
+    };
+    // By all lanes: those with the same tile take places for all of them at once.
+    auto take_together = [&](int place, uint32_t splat) {
+        unsigned alike = __match_any_sync(ALL_LANES, place);
+        int first_lane = __ffs(static_cast<int>(alike)) - 1, begin = 0;
+        if (place >= 0 && lane_index() == first_lane) begin = atomicAdd(table + place, __popc(alike));
+        begin = __shfl_sync(ALL_LANES, begin, first_lane);
+        uint32_t at = static_cast<uint32_t>(begin + __popc(alike & ((1u << lane_index()) - 1)));
+        if (place >= 0 && at < lists.room) lists.entries[at] = make_uint2(work.depths()[splat], splat);
     };
     if (TABLE) {
         for (int k = threadIdx.x; k < tiles; k += THREADS) table[k] = 0;
@@ -100,9 +113,17 @@ __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given
 #pragma unroll
         for (int round = 0; round < CHUNK_ROUNDS; ++round) {
             Tiles found = Tiles::of(words[round]);
-            for (uint32_t hits = found.hits; hits; hits &= hits - 1) {
-                int2 tile = found.tile(__ffs(hits) - 1);
-                take(listing.place_of(tile.x, tile.y), first + round * THREADS + threadIdx.x);
+            uint32_t splat = first + round * THREADS + threadIdx.x;
+            auto place_of = [&](uint32_t hits) {
+                int2 tile = found.tile(__ffs(static_cast<int>(hits)) - 1);
+                return listing.place_of(tile.x, tile.y);
+            };
+            if (TABLE && crowded) {
+                for (uint32_t hits = found.hits; __any_sync(ALL_LANES, hits != 0); hits &= hits - 1) {
+                    take_together(hits ? place_of(hits) : -1, splat);
+                }
+            } else {
+                for (uint32_t hits = found.hits; hits; hits &= hits - 1) take(place_of(hits), splat);
             }
         }
         if (gives_out) break;
@@ -110,9 +131,10 @@ __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given
         __syncthreads();
         for (int k = threadIdx.x; k < tiles; k += THREADS) {
             int count = table[k];
+            crowded |= count >= CROWDED;
             if (count > 0) table[k] = static_cast<int>(starts[k]) + atomicAdd(work.tallies() + k, count);
         }
-        __syncthreads();
+        crowded = __syncthreads_or(crowded);
     }
 }
 

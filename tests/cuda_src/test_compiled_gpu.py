@@ -144,8 +144,8 @@ def test_a_view_of_more_tiles_than_a_block_counts_in_shared_memory_is_binned_lik
         assert torch.equal(getattr(ours, name).cpu(), getattr(exact, name)), name
 
 
-@pytest.mark.parametrize("length", [1024, 1025, 4096, 4097, 8193, 20_000])
-def test_lists_sorted_at_once_or_in_parts_are_front_to_back(kernels, device, length):
+@pytest.mark.parametrize("length", [1024, 1025, 4096, 4097, 8193, 20_000, 150_000])
+def test_lists_sorted_at_once_or_in_buckets_are_front_to_back(kernels, device, length):
     """Depths spread, crowded within a millionth of their range, and equal in pairs."""
     generator = torch.Generator().manual_seed(length)
     records = torch.zeros(length, layout.RECORD)
