@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -122,6 +124,22 @@ def test_instances_of_a_wide_view_are_those_of_the_reference(parity, kernels, de
     assert exact.instances > 5000
     for name in ("tiles", "starts", "splat", "splat_starts"):
         assert torch.equal(getattr(ours, name).cpu(), getattr(exact, name)), name
+
+
+@pytest.mark.parametrize("footprint", ["ellipse", "square"])
+def test_spans_of_thousands_of_tiles_are_culled_as_by_the_reference(parity, kernels, device, footprint):
+    """Needles and plates, most of which pass the image: as a lane decides by few tests, and else the warp."""
+    kernels = replace(kernels, footprint=footprint)
+    view = parity.view(12, gaussians=600, width=700, height=500, sizes=(20.0, 900.0))
+    view.parameters[::2, layout.LOG_SCALE.start + 1] -= 5.0
+    ours = op.project(kernels, view.parameters.to(device), view.ids.to(device), view.camera, 3, Workspace(device))
+    exact = op.project(parity.oracle(kernels), view.parameters.double(), view.ids, view.camera, 3, Workspace())
+    clear = parity.clear_rows(kernels, view, 3)
+    mine, theirs = ours.rows.cpu(), exact.rows
+    assert mine[clear[mine]].tolist() == theirs[clear[theirs]].tolist()
+    culled = torch.ones(600, dtype=torch.bool).index_fill_(0, theirs, False)
+    assert (clear & culled).sum() > 40
+    assert clear[theirs].sum() > 100
 
 
 def test_a_view_of_more_tiles_than_a_block_counts_in_shared_memory_is_binned_like_any_other(kernels, device):
