@@ -165,7 +165,7 @@ EXPORT int list_bins(Queue queue, const View* view, const Given* given, const Wo
     CHECK(cudaGetLastError());
     list_wide<<<WIDE_BLOCKS, THREADS, 0, stream>>>(Listing(*view, *given), *work, lists, starts);
     CHECK(cudaGetLastError());
-    return sort_lists(stream, lists, given->ids, *work, tiles, starts, splat);
+    return sort_lists(stream, lists, Ids(*given), *work, tiles, starts, splat);
 }
 
 // All of binning, where the sizes are those of a room.

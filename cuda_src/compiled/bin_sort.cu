@@ -12,7 +12,7 @@ static_assert(MOST_BUCKETS % SPREAD_THREADS == 0 && SHARE % SPREAD_THREADS == 0,
 
 // A block has a long list: sorts a sample of it and picks splitters at equal distances. Each sampled entry is anywhere
 // in its own stretch of the list: at equal distances they might be as regular as the scene.
-__global__ void __launch_bounds__(SORT_THREADS, 5) split_lists(Lists lists, const int64_t* ids, Work work,
+__global__ void __launch_bounds__(SORT_THREADS, 5) split_lists(Lists lists, Ids ids, Work work,
                                                                const int64_t* starts) {
     __shared__ Sorting shared;
     if (blockIdx.x >= work.totals()->long_lists) return;
@@ -59,7 +59,7 @@ struct Share {
         for (int b = threadIdx.x; b < bucket_count; b += SPREAD_THREADS) splitters[b] = buckets[b].splitter;
     }
     // The last bucket whose splitter does not come after the entry, or the first bucket.
-    __device__ int bucket_of(uint2 entry, const uint2* splitters, const int64_t* ids) const {
+    __device__ int bucket_of(uint2 entry, const uint2* splitters, const Ids& ids) const {
         int found = 0;
         for (int step = 1 << (31 - __clz(bucket_count)); step > 0; step /= 2) {
             int next = found + step;
@@ -70,7 +70,7 @@ struct Share {
 };
 
 // How many entries each bucket has.
-__global__ void __launch_bounds__(SPREAD_THREADS) count_buckets(Lists lists, const int64_t* ids, Work work,
+__global__ void __launch_bounds__(SPREAD_THREADS) count_buckets(Lists lists, Ids ids, Work work,
                                                                 const int64_t* starts) {
     __shared__ uint2 splitters[MOST_BUCKETS];
     __shared__ int tallies[MOST_BUCKETS];
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(SPREAD_THREADS) count_buckets(Lists lists, con
 }
 
 // Entries into their buckets. A block takes places for all of its own at once.
-__global__ void __launch_bounds__(SPREAD_THREADS) fill_buckets(Lists lists, const int64_t* ids, Work work,
+__global__ void __launch_bounds__(SPREAD_THREADS) fill_buckets(Lists lists, Ids ids, Work work,
                                                                const int64_t* starts) {
     constexpr int WARPS = SPREAD_THREADS / WARP, EACH = MOST_BUCKETS / SPREAD_THREADS;
     __shared__ uint2 splitters[MOST_BUCKETS];
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(SPREAD_THREADS) fill_buckets(Lists lists, cons
 
 // A bucket that its sample has made too large is sorted where it is, by Batcher's bitonic network (1968) in the form in
 // which every comparison puts the smaller entry first: places beyond the end, which would have the largest, stay there.
-__device__ void sort_in_place(uint2* entries, int64_t count, const int64_t* ids) {
+__device__ void sort_in_place(uint2* entries, int64_t count, const Ids& ids) {
     for (int64_t run = 2; run / 2 < count; run *= 2) {
         for (int64_t step = run / 2; step > 0; step /= 2) {
             __syncthreads();
@@ -165,7 +165,7 @@ __device__ void sort_in_place(uint2* entries, int64_t count, const int64_t* ids)
 }
 
 // Blocks up to most_buckets have buckets of long lists, the others whole lists.
-__global__ void __launch_bounds__(SORT_THREADS, 5) sort_entries(Lists lists, const int64_t* ids, Work work,
+__global__ void __launch_bounds__(SORT_THREADS, 5) sort_entries(Lists lists, Ids ids, Work work,
                                                                 int64_t most_buckets, const int64_t* starts,
                                                                 int* splat) {
     __shared__ Sorting shared;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(SORT_THREADS, 5) sort_entries(Lists lists, con
                   [&](int to, uint2 entry) { splat[to] = static_cast<int>(entry.y); });
 }
 
-cudaError_t sort_lists(cudaStream_t stream, const Lists& lists, const int64_t* ids, const Work& work, int64_t tiles,
+cudaError_t sort_lists(cudaStream_t stream, const Lists& lists, const Ids& ids, const Work& work, int64_t tiles,
                        const int64_t* starts, int* splat) {
     unsigned long_lists = static_cast<unsigned>(Lists::most_long(lists.room));
     unsigned shares = static_cast<unsigned>(Lists::most_shares(lists.room));

@@ -212,7 +212,7 @@ __device__ void colour_record(const View& view, const float* gaussian, int degre
 struct Target {
     int64_t room;
     int64_t* rows;
-    int64_t* ids;
+    int64_t* ids;  // null if nobody wants them
     float4* records;
     int64_t* status;
     int* overflow;
@@ -248,7 +248,8 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
         bool seen = word >> lane_index() & 1u;
         int64_t splat = visible.ends[group] - __popc(word) + __popc(word & ((1u << lane_index()) - 1));
         bool writes = seen && splat < target.room;
-        int64_t id = writes ? ids[row] : 0;
+        bool names = writes && target.ids != nullptr;
+        int64_t id = names ? ids[row] : 0;
         __pipeline_wait_prior(0);
         __syncwarp();
         if (writes) {
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
                 record[RECORD_DEPTH] = nanf("");
             }
             target.rows[splat] = row;
-            target.ids[splat] = id;
+            if (names) target.ids[splat] = id;
             write_record(record, target.records + splat * (RECORD_STRIDE / 4));
         }
         __syncwarp();

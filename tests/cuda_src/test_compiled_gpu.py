@@ -80,6 +80,22 @@ def test_runs_of_equal_depth_of_any_length_are_in_the_order_of_ids(kernels, devi
     assert keys == sorted(keys)
 
 
+@pytest.mark.parametrize("with_room", [False, True])
+def test_ids_that_stay_in_their_table_break_ties_as_copied_ones_do(parity, kernels, device, with_room):
+    view, lists = parity.view(7, gaussians=3000, sizes=(0.5, 20.0)), []
+    parameters, ids = view.parameters.to(device), view.ids.to(device)
+    room = op.Room(3000, 60_000, torch.zeros(1, dtype=torch.int32, device=device)) if with_room else None
+    for by_row in (False, True):
+        work = Workspace(device)
+        splats = op.project(kernels, parameters, ids, view.camera, 3, work, room, ids_by_row=by_row)
+        splats.records[:, layout.RECORD_DEPTH] = 2.0
+        bins = op.bin_splats(kernels, splats, view.camera, work, room=room)
+        lists.append(bins.splat[: int(bins.starts[-1])])
+        assert bool(work.capacity("project.ids", torch.int64)) != by_row
+    assert len(lists[0]) > 3000
+    assert torch.equal(*lists)
+
+
 @pytest.mark.parametrize("count", [255, 256, 257, 100_000])
 def test_a_tile_with_a_long_list_is_composited_and_differentiated_as_in_float64(parity, kernels, device, count):
     generator = torch.Generator().manual_seed(count)
