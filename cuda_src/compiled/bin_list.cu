@@ -4,15 +4,34 @@
 constexpr int START_THREADS = 1024;
 constexpr int START_EACH = 8;
 
-// A list that is split before it is sorted.
-__device__ void add_long(const Lists& lists, const Work& work, int place, int64_t count) {
+__device__ int shares_of(int count) { return (count + SHARE - 1) / SHARE; }
+
+// Those of a thread's lists, in tiles from `first` on, that are split before they are sorted. They take their places
+// together: where one tile's list is long, so are its neighbours'.
+__device__ void add_long(const Lists& lists, const Work& work, int first, const int (&counts)[START_EACH]) {
+    int more_lists = 0, more_buckets = 0, more_shares = 0;
+#pragma unroll
+    for (int count : counts) {
+        if (count > SORTED) ++more_lists, more_buckets += buckets_of(count), more_shares += shares_of(count);
+    }
+    if (more_lists == 0) return;
     auto take = [](unsigned long long* total, int more) {
         return static_cast<int>(atomicAdd(total, static_cast<unsigned long long>(more)));
     };
-    int shares = static_cast<int>((count + SHARE - 1) / SHARE), list = take(&work.totals()->long_lists, 1);
-    lists.long_lists[list] = {place, take(&work.totals()->buckets, buckets_of(count))};
-    int at = take(&work.totals()->shares, shares);
-    for (int number = 0; number < shares; ++number) lists.shares[at + number] = make_int2(list, number);
+    Counts* totals = work.totals();
+    int list = take(&totals->long_lists, more_lists), bucket = take(&totals->buckets, more_buckets);
+    int share = take(&totals->shares, more_shares);
+#pragma unroll
+    for (int i = 0; i < START_EACH; ++i) {
+        if (counts[i] > SORTED) {
+            lists.long_lists[list] = {first + i, bucket};
+            for (int number = 0; number < shares_of(counts[i]); ++number) {
+                lists.shares[share++] = make_int2(list, number);
+            }
+            bucket += buckets_of(counts[i]);
+            ++list;
+        }
+    }
 }
 
 // Where lists start, as far as there is room, and the shares of long ones: one block, 8192 tiles at a time. Counts of
@@ -44,13 +63,14 @@ __global__ void __launch_bounds__(START_THREADS) start_lists(Given given, Work w
 #pragma unroll
         for (int i = 0; i < START_EACH; ++i) {
             if (first + i < tiles) {
-                int64_t start = min(begin, lists.room), count = min(begin + counts[i], lists.room) - start;
+                int64_t start = min(begin, lists.room);
                 begin += counts[i];
+                counts[i] = static_cast<int>(min(begin, lists.room) - start);
                 starts[first + i] = start;
                 tallies[first + i] = 0;
-                if (count > SORTED) add_long(lists, work, static_cast<int>(first + i), count);
             }
         }
+        add_long(lists, work, static_cast<int>(first), counts);
     }
     if (threadIdx.x != 0) return;
     starts[tiles] = min(before, lists.room);

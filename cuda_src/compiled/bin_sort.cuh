@@ -167,7 +167,8 @@ __device__ inline bool comes_before(uint2 a, uint2 b, const Ids& ids) {
     return id < other || (id == other && a.y < b.y);
 }
 
-// Where the entry at a place belongs: its run of alike ones is put in order by comparing all with all.
+// Where the entry at a place belongs: its run of alike ones is put in order by comparing all with all. What places have
+// been sorted by are bits of the depths, which lie whole in shared memory; entries are read where depths are equal.
 template <typename EntryAt>
 __device__ int place_in_run(const Order& order, EntryAt entry_at, const Ids& ids, int place) {
     uint32_t own = order.upper(place);
@@ -175,10 +176,14 @@ __device__ int place_in_run(const Order& order, EntryAt entry_at, const Ids& ids
     while (first > 0 && order.upper(first - 1) == own) --first;
     while (last + 1 < order.count && order.upper(last + 1) == own) ++last;
     if (first == last) return place;
-    uint2 entry = entry_at(order.at(place));
-    int to = first;
+    int entry = order.at(place), to = first;
+    uint32_t depth = order.s.keys[entry];
 #pragma unroll 1
-    for (int k = first; k <= last; ++k) to += comes_before(entry_at(order.at(k)), entry, ids);
+    for (int k = first; k <= last; ++k) {
+        int other = order.at(k);
+        uint32_t its = order.s.keys[other];
+        to += its < depth || (its == depth && other != entry && comes_before(entry_at(other), entry_at(entry), ids));
+    }
     return to;
 }
 
