@@ -142,6 +142,20 @@ def _number(count: int | torch.Tensor | Callable[[], int]) -> int:
     return int(count) if isinstance(count, int | torch.Tensor) else count()
 
 
+@dataclass(frozen=True)
+class ExchangeTrial:
+    """The rows that cross in one stage of a step, to be sent again and again by themselves.
+
+    row_bytes: of a row on the wire. counts: by view, rows to and from each rank, none for the rank itself. run: packs,
+    exchanges and unpacks them once; the host waits for nothing in it. Collective.
+    """
+
+    stage: str
+    row_bytes: int
+    counts: tuple[tuple[list[int], list[int]], ...]
+    run: Callable[[], None]
+
+
 class Clock(Protocol):
     """Names the stages of a step; measures them only when the harness asks for a breakdown."""
 
@@ -212,6 +226,13 @@ class Strategy(ABC):
         Names are metrics of the harness; every rank returns the same. Empty for a strategy that counts nothing.
         """
         return {}
+
+    def exchange_trials(self, views: Sequence[int]) -> list[ExchangeTrial]:
+        """The exchanges of a step on those views, as many as a batch has, for a clock of their own. Collective.
+
+        They last until the next step, and change no Gaussian. Empty for a strategy that cannot do this alone.
+        """
+        return []
 
     @property
     @abstractmethod

@@ -43,7 +43,10 @@ part "${TESTS_SECONDS:-300}" tests env OMP_NUM_THREADS=1 "$python" -m pytest -m 
 # Alone on the GPU: a cell that another process disturbs is invalid. The trial of the gate, five minutes, is its own command.
 part "${CELLS_SECONDS:-200}" cells "$python" -m pytest -m "gpu and not multigpu and not slow" tests/harness
 if "$python" -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 2)'; then
-    part "${TESTS_SECONDS:-300}" "several GPUs" "$python" -m pytest -m multigpu tests
+    # Apart, as the cells want the GPUs to themselves and the first tests leave a context on them.
+    part "${SEVERAL_TESTS_SECONDS:-300}" "tests of several GPUs" "$python" -m pytest -rs -m multigpu \
+        tests/cuda_src tests/strategies
+    part "${SEVERAL_CELLS_SECONDS:-300}" "cells of several GPUs" "$python" -m pytest -rs -m multigpu tests/harness
 fi
 
 if command -v compute-sanitizer >/dev/null; then

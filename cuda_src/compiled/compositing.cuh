@@ -24,12 +24,14 @@ struct Pixel {
 
 __device__ inline int half_index() { return lane_index() / HALF; }
 __device__ inline int lane_of_half() { return lane_index() % HALF; }
-__device__ inline int cell_column(int half) { return (warp_index() & 1) * 2 + half; }
-__device__ inline int cell_row() { return warp_index() >> 1; }
 
-__device__ inline Pixel pixel_of(const View& view, int tile) {
-    int x = tile % view.tiles_x * TILE + cell_column(half_index()) * CELL + lane_of_half() % CELL;
-    int y = tile / view.tiles_x * TILE + cell_row() * CELL + lane_of_half() / CELL;
+// warp: of the tile.
+__device__ inline int left_cell_of(int warp) { return (warp >> 1) * (TILE / CELL) + (warp & 1) * 2; }
+
+__device__ inline Pixel pixel_of(const View& view, int tile, int warp) {
+    int cell = left_cell_of(warp) + half_index();
+    int x = tile % view.tiles_x * TILE + cell % (TILE / CELL) * CELL + lane_of_half() % CELL;
+    int y = tile / view.tiles_x * TILE + cell / (TILE / CELL) * CELL + lane_of_half() / CELL;
     return {x, y, x < view.width && y < view.height};
 }
 

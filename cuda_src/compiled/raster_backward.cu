@@ -5,8 +5,9 @@
 //
 // Only T and B need the order of splats, and only these are computed by pixel: two numbers for each splat and pixel,
 // the weight and s = dL / d sigma, which every gradient is a sum of. They go into a table in shared memory, a row for
-// each cell and splat that blends there. When the table is full, lanes change from pixels to rows: each adds up its row
-// in registers, with no exchange between lanes, and adds the sums to the splat's gradient with three reductions.
+// each cell and splat that blends there. When it is full, lanes change from pixels to rows: each adds up its row in
+// registers, with no exchange between lanes, and leaves the sums in its place. Then neighbouring lanes have the words
+// of one row, so that a splat's gradient is one request to memory and not three.
 #include "compositing.cuh"
 #include "segments.cuh"
 #include "supply.cuh"
@@ -20,19 +21,35 @@ struct Upstream {
     const float* depth;
 };
 
-// Weight and s of a splat at the pixels of a cell. An odd number of 16-byte words, so that lanes that read a row each
-// meet no bank twice.
+// Warps of a block share nothing but the L1 cache that their tile's list comes through: small blocks end, and make room
+// for others, when their own cells are done.
+constexpr int BACKWARD_WARPS = 2;
+constexpr int BACKWARD_THREADS = BACKWARD_WARPS * WARP;
+constexpr int TILE_PARTS = TILE_THREADS / BACKWARD_THREADS;
+// Of a multiprocessor, where nobody asks for depth: 24 warps of 80 registers a thread and 9 KB of shared memory each.
+constexpr int BACKWARD_BLOCKS = 24 / BACKWARD_WARPS;
+
+// Weight and s of a splat at the pixels of a cell; later their sums. An odd number of 16-byte words, so that lanes that
+// read a row each meet no bank twice.
 struct alignas(16) Row {
-    float2 pixels[HALF];
-    float2 entry;  // the number of the list's entry, as bits in .x
+    union {
+        float2 pixels[HALF];
+        float4 sums[HALF / 2];  // the first three: as a row of gradients
+    };
+    float2 owner;  // as bits in .x: the number of the splat, or of its entry in the list; NOBODY: the sums are zero
     float2 unused;
 };
+constexpr int NOBODY = -1;  // all bits
 constexpr int ROW_PITCH = sizeof(Row) / sizeof(float2);
 static_assert(sizeof(Row) % sizeof(float4) == 0 && sizeof(Row) / sizeof(float4) % 2 == 1, "rows have an odd pitch");
+static_assert(offsetof(Row, owner) == HALF * sizeof(float2), "the owner stands behind the last pixel");
+static_assert(GRADIENT_STRIDE == 12 && GRADIENT <= GRADIENT_STRIDE, "sums are three words of 16 bytes");
 
-// Gradients by colour, and by depth, of a cell's pixels, line by line.
-struct CellUpstream {
-    float4 red[CELL], green[CELL], blue[CELL], depth[CELL];
+// Gradients by colour, and by depth, of a cell's pixels, line by line, and where the middle of the cell is.
+template <bool BY_DEPTH>
+struct alignas(16) CellUpstream {
+    float4 by[BY_DEPTH ? 4 : 3][CELL];  // red, green, blue, depth
+    float2 middle;
 };
 
 static_assert(HALF % LISTED == 0 && CELL == 4, "groups fill the table; sums are of lines of four pixels");
@@ -40,21 +57,27 @@ static_assert(HALF % LISTED == 0 && CELL == 4, "groups fill the table; sums are 
 constexpr int BACKWARD_BANK = HALF;
 constexpr int BACKWARD_BANKS = 4;
 
+template <bool BY_DEPTH>
 struct Shared {
-    Supply<BACKWARD_BANK, BACKWARD_BANKS> supplies[TILE_THREADS / WARP];
-    CellUpstream upstream[TILE_THREADS / HALF];
-    Row rows[TILE_THREADS / WARP][2][HALF];  // of the left and of the right cell
+    Supply<BACKWARD_BANK, BACKWARD_BANKS> supplies[BACKWARD_WARPS];
+    CellUpstream<BY_DEPTH> upstream[BACKWARD_WARPS][2];
+    Row rows[BACKWARD_WARPS][2][HALF];  // of the left and of the right cell
 };
-static_assert(offsetof(Shared, upstream) <= MOST_LISTED_BYTES, "lists hold addresses of 16 bits");
+static_assert(offsetof(Shared<true>, upstream) <= MOST_LISTED_BYTES, "lists hold addresses of 16 bits");
 
-__device__ inline void add_vector(float* to, float a, float b, float c, float d) {
+// Unless the owner is negative.
+__device__ inline void add_vector(float* to, float4 sum, int owner) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+    asm volatile(
+        "{\n.reg .pred wanted;\nsetp.ge.s32 wanted, %5, 0;\n"
+        "@wanted red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n}"
+        ::"l"(to), "f"(sum.x), "f"(sum.y), "f"(sum.z), "f"(sum.w), "r"(owner) : "memory");
 #else
-    atomicAdd(to, a);
-    atomicAdd(to + 1, b);
-    atomicAdd(to + 2, c);
-    atomicAdd(to + 3, d);
+    if (owner < 0) return;
+    atomicAdd(to, sum.x);
+    atomicAdd(to + 1, sum.y);
+    atomicAdd(to + 2, sum.z);
+    atomicAdd(to + 3, sum.w);
 #endif
 }
 
@@ -62,79 +85,90 @@ __device__ inline void add_products(float& to, const float weights[CELL], float4
     to = fmaf(weights[3], by.w, fmaf(weights[2], by.z, fmaf(weights[1], by.y, fmaf(weights[0], by.x, to))));
 }
 
-// Add up this lane's row and add it to its splat's gradient. With pixel offsets x, y from the middle of the cell, the
+// Add up this lane's row and leave the gradient in its place. With pixel offsets x, y from the middle of the cell, the
 // moments of s about the splat's mean follow from those about the middle. upstream: of the cell's pixels.
 template <bool BY_DEPTH>
-__device__ inline void add_row(const Row& row, const CellUpstream& upstream, float2 middle, const int* splats,
-                               const float4* records, float* gradients) {
-    int64_t splat = splats[__float_as_int(row.entry.x)];
-    const float4* record = records + splat * 3;
+__device__ inline void sum_row(Row& row, const CellUpstream<BY_DEPTH>& upstream, int splat, const float4* records) {
+    const float4* record = records + static_cast<int64_t>(splat) * 3;
     float4 shape = make_float4(0.f, 0.f, 0.f, 0.f);
     float2 rest = make_float2(0.f, 0.f);
     float red = 0.f, green = 0.f, blue = 0.f, depth = 0.f;
-    float s = 0.f, sx = 0.f, sy = 0.f, sxx = 0.f, sxy = 0.f, syy = 0.f;
-#pragma unroll 1  // All sixteen at once would hold the registers that decide how many blocks a multiprocessor has.
-    for (int j = 0; j < CELL; ++j) {
+    float outer = 0.f, inner = 0.f, sx = 0.f, sy = 0.f, sxy = 0.f, syy = 0.f;
+    const float4* pair = row.sums;
+    const float4* by = upstream.by[0];
+    float line = -0.5f * (CELL - 1);
+    // All sixteen at once would hold the registers that decide how many blocks a multiprocessor has.
+    constexpr int AT_ONCE = BY_DEPTH ? 1 : 2;
+#pragma unroll AT_ONCE
+    for (int j = 0; j < CELL; ++j, line += 1.f, pair += CELL / 2, ++by) {
         if (j == CELL / 2) {  // Which splat it is has come by now, and the record comes before it is needed.
             shape = record[0];
             rest = *reinterpret_cast<const float2*>(record + 1);
         }
-        const float4* pair = reinterpret_cast<const float4*>(row.pixels + j * CELL);
         float4 first = pair[0], second = pair[1];
         float weights[CELL] = {first.x, first.z, second.x, second.z};
-        float line[CELL] = {first.y, first.w, second.y, second.w};
-        add_products(red, weights, upstream.red[j]);
-        add_products(green, weights, upstream.green[j]);
-        add_products(blue, weights, upstream.blue[j]);
-        if (BY_DEPTH) add_products(depth, weights, upstream.depth[j]);
-        // Of the outer and the inner two pixels, which lie 1.5 and 0.5 px from the middle.
-        float outer = line[0] + line[3], inner = line[1] + line[2], of_line = outer + inner;
-        float x_of_line = fmaf(1.5f, line[3] - line[0], 0.5f * (line[2] - line[1]));
-        sxx = fmaf(2.25f, outer, fmaf(0.25f, inner, sxx));
-        float y = j - 0.5f * (CELL - 1);
-        s += of_line;
+        float values[CELL] = {first.y, first.w, second.y, second.w};
+        add_products(red, weights, by[0]);
+        add_products(green, weights, by[CELL]);
+        add_products(blue, weights, by[2 * CELL]);
+        if (BY_DEPTH) add_products(depth, weights, by[3 * CELL]);
+        // The outer and the inner two pixels lie 1.5 and 0.5 px from the middle.
+        float of_outer = values[0] + values[3], of_inner = values[1] + values[2], of_line = of_outer + of_inner;
+        float x_of_line = fmaf(1.5f, values[3] - values[0], 0.5f * (values[2] - values[1])), y_of_line = line * of_line;
+        outer += of_outer;
+        inner += of_inner;
         sx += x_of_line;
-        sy += y * of_line;
-        sxy += y * x_of_line;
-        syy += y * y * of_line;
+        sy += y_of_line;
+        sxy = fmaf(line, x_of_line, sxy);
+        syy = fmaf(line, y_of_line, syy);
     }
-    // The splat is not used in this cell, or nothing depends on it.
-    if (red == 0.f && green == 0.f && blue == 0.f && depth == 0.f && s == 0.f && sx == 0.f && sy == 0.f) return;
-    float x = middle.x - shape.x, y = middle.y - shape.y;
+    float s = outer + inner, sxx = fmaf(2.25f, outer, 0.25f * inner);
+    // The splat is not used in this cell, or nothing depends on it: all are zeros, of either sign.
+    int bits = __float_as_int(red) | __float_as_int(green) | __float_as_int(blue) | __float_as_int(depth) |
+               __float_as_int(s) | __float_as_int(sx) | __float_as_int(sy);
+    float x = upstream.middle.x - shape.x, y = upstream.middle.y - shape.y;
     float by_x = x * s + sx, by_y = y * s + sy;  // sums of s dx and s dy
-    float* to = gradients + splat * GRADIENT_STRIDE;
-    add_vector(to, -(shape.z * by_x + shape.w * by_y), -(rest.x * by_y + shape.w * by_x),
-               0.5f * (x * (by_x + sx) + sxx), x * by_y + y * sx + sxy);
-    add_vector(to + 4, 0.5f * (y * (by_y + sy) + syy), -s * inverse_fast(rest.y), red, green);
-    if (BY_DEPTH) {
-        add_vector(to + 8, blue, depth, 0.f, 0.f);
-    } else {
-        atomicAdd(to + 8, blue);
+    row.owner.x = __int_as_float((bits & 0x7fffffff) == 0 ? NOBODY : splat);
+    row.sums[0] = make_float4(fmaf(-shape.z, by_x, -shape.w * by_y), fmaf(-rest.x, by_y, -shape.w * by_x),
+                              0.5f * (x * (by_x + sx) + sxx), x * by_y + y * sx + sxy);
+    row.sums[1] = make_float4(0.5f * (y * (by_y + sy) + syy), -s * inverse_fast(rest.y), red, green);
+    row.sums[2] = make_float4(blue, depth, 0.f, 0.f);
+}
+
+// Add a warp's summed rows to their splats' gradients: four lanes a row, of which three have a word each.
+__device__ inline void add_sums(const Row* rows, float* gradients) {
+    constexpr int LANES = 4;
+    int lane = thread_anew() & (WARP - 1), word = lane & (LANES - 1);
+    int idle = word == LANES - 1 ? NOBODY : 0;
+    const Row* row = rows + lane / LANES;
+    float* to = gradients + word * 4;
+    asm("" : "+l"(to));  // An address to add to, not an index to put together again for each row.
+#pragma unroll
+    for (int first = 0; first < WARP; first += WARP / LANES) {
+        int splat = __float_as_int(row[first].owner.x) | idle;
+        add_vector(to + static_cast<int64_t>(splat) * GRADIENT_STRIDE, row[first].sums[word], splat);
     }
 }
 
 // The segment of this block: second and later segments first, since these are of the longest lists.
 __device__ inline const Segment& segment_of_block(const Segments& segments) {
-    int total = segments.head[1], later = segments.head[2], i = blockIdx.x + later;
+    int total = segments.head[1], later = segments.head[2], i = blockIdx.x / TILE_PARTS + later;
     return segments.items[i < total ? i : i - total];
 }
 
 template <bool BY_DEPTH, bool RANGED>
-__global__ void __launch_bounds__(TILE_THREADS, 3) uncomposite(View view, Segments segments,
-                                                                           const int* splats, const float4* records,
-                                                                           Upstream upstream,
-                                                                           const float* transmittances,
-                                                                           const int* lasts, const float2* ranges,
-                                                                           float* gradients) {
+__global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS)
+    uncomposite(View view, Segments segments, const int* splats, const float4* records, Upstream upstream,
+                const float* transmittances, const int* lasts, const float2* ranges, float* gradients) {
+    // Where nobody asks for the depth of a staged record, the number of its splat stands in its place.
+    constexpr bool NAMED = !BY_DEPTH && !RANGED;
     extern __shared__ __align__(16) char memory[];
-    Shared& shared = *reinterpret_cast<Shared*>(memory);
-    if (blockIdx.x >= segments.head[1]) return;
+    Shared<BY_DEPTH>& shared = *reinterpret_cast<Shared<BY_DEPTH>*>(memory);
+    if (blockIdx.x / TILE_PARTS >= segments.head[1]) return;
     const Segment& segment = segment_of_block(segments);
     int tile = segment.tile, size = segment.size;
-    Pixel pixel = pixel_of(view, tile);
-    splats += segment.begin;
-    const uint16_t* reach = segments.reach + segment.begin;
-
+    int thread = blockIdx.x % TILE_PARTS * BACKWARD_THREADS + threadIdx.x;  // of the tile
+    Pixel pixel = pixel_of(view, tile, thread / WARP);
     // Entries are counted from the segment's first on.
     int last_of_list = pixel.inside ? lasts[pixel.index(view)] : 0;
     int last = min(max(last_of_list - segment.first, 0), size), half_last = last;
@@ -163,44 +197,50 @@ __global__ void __launch_bounds__(TILE_THREADS, 3) uncomposite(View view, Segmen
     // Where the pixel's list goes on, what later segments added lies behind as well.
     for (int i = 1; segment.first + i * size < last_of_list; ++i) {
         int slot = segment.slot + segment.number + i;
-        if (i == 1) transmittance = fabsf(*segments.plane(slot - 1, LEFT));
-        behind += by.x * *segments.plane(slot, RED) + by.y * *segments.plane(slot, GREEN) +
-                  by.z * *segments.plane(slot, BLUE);
-        if (BY_DEPTH) behind += by.w * *segments.plane(slot, DEPTH);
+        if (i == 1) transmittance = fabsf(*segments.plane(slot - 1, LEFT, thread));
+        behind += by.x * *segments.plane(slot, RED, thread) + by.y * *segments.plane(slot, GREEN, thread) +
+                  by.z * *segments.plane(slot, BLUE, thread);
+        if (BY_DEPTH) behind += by.w * *segments.plane(slot, DEPTH, thread);
     }
-    CellUpstream& upstream_of_cell = shared.upstream[threadIdx.x / HALF];
-    reinterpret_cast<float*>(upstream_of_cell.red)[lane_of_half()] = by.x;
-    reinterpret_cast<float*>(upstream_of_cell.green)[lane_of_half()] = by.y;
-    reinterpret_cast<float*>(upstream_of_cell.blue)[lane_of_half()] = by.z;
-    reinterpret_cast<float*>(upstream_of_cell.depth)[lane_of_half()] = by.w;
+    CellUpstream<BY_DEPTH>& upstream_of_cell = shared.upstream[warp_index()][half_index()];
+    reinterpret_cast<float*>(upstream_of_cell.by[0])[lane_of_half()] = by.x;
+    reinterpret_cast<float*>(upstream_of_cell.by[1])[lane_of_half()] = by.y;
+    reinterpret_cast<float*>(upstream_of_cell.by[2])[lane_of_half()] = by.z;
+    if constexpr (BY_DEPTH) reinterpret_cast<float*>(upstream_of_cell.by[3])[lane_of_half()] = by.w;
     float x = pixel.x + 0.5f, y = pixel.y + 0.5f;
-    const Row* rows = shared.rows[warp_index()][half_index()];  // of this half's cell
+    if (lane_of_half() == 0) upstream_of_cell.middle = make_float2(x + 0.5f * (CELL - 1), y + 0.5f * (CELL - 1));
+    Row* rows = shared.rows[warp_index()][half_index()];  // of this half's cell
     // Where this pixel's numbers in the next row go.
-    float2* const first_slot = shared.rows[warp_index()][half_index()][0].pixels + lane_of_half();
+    float2* const first_slot = rows[0].pixels + lane_of_half();
     float2* slot = first_slot;
-    constexpr float TO_MIDDLE = 0.5f * (CELL - 1);
-    float2 middle = make_float2(x - lane_of_half() % CELL + TO_MIDDLE, y - lane_of_half() / CELL + TO_MIDDLE);
 
-    auto add_rows = [&]() {
+    Intake<BACKWARD_BANK, BACKWARD_BANKS> intake(shared.supplies[warp_index()]);
+    int left_cell = left_cell_of(thread / WARP);
+    int entry = position - 1 - lane_index();
+    const uint16_t* reach = segments.reach + segment.begin + entry;
+    const int* listed = splats + segment.begin + entry;
+    unsigned cells = entry >= 0 ? *reach : 0u;
+    int splat = entry >= 0 ? *listed : 0;
+    // filled: rows of either half's table, some of them of no splat.
+    auto add_rows = [&](int filled) {
         __syncwarp();
-        if (rows[lane_of_half()].pixels + lane_of_half() < slot) {
-            add_row<BY_DEPTH>(rows[lane_of_half()], upstream_of_cell, middle, splats, records, gradients);
+        Row& row = rows[lane_of_half()];
+        if (lane_of_half() < filled) {
+            int owner = __float_as_int(row.owner.x);
+            sum_row<BY_DEPTH>(row, upstream_of_cell, NAMED ? owner : listed[owner - entry], records);
+        } else {
+            row.owner.x = __int_as_float(NOBODY);
         }
+        __syncwarp();
+        add_sums(shared.rows[warp_index()][0], gradients);
         __syncwarp();
         slot = first_slot;
     };
 
-    Intake<BACKWARD_BANK, BACKWARD_BANKS> intake(shared.supplies[warp_index()]);
-    int left_cell = cell_row() * (TILE / CELL) + cell_column(0);
-    int entry = position - 1 - lane_index(), both_last = min(left_last, right_last);
-    reach += entry;
-    const int* listed = splats + entry;
-    unsigned cells = entry >= 0 ? *reach : 0u;
-    int splat = entry >= 0 ? *listed : 0;
     for (bool all = false; !all;) {
         while (intake.wants() && position > 0) {
             unsigned halves = cells >> left_cell & 3u;
-            if (position > both_last) halves &= (entry < left_last ? 1u : 0u) | (entry < right_last ? 2u : 0u);
+            halves &= (entry < left_last ? 1u : 0u) | (entry < right_last ? 2u : 0u);
             int found = splat, number = entry;
             position -= WARP;
             entry -= WARP;
@@ -235,14 +275,15 @@ __global__ void __launch_bounds__(TILE_THREADS, 3) uncomposite(View view, Segmen
                 float weight = transmittance * alpha;
                 behind += weight * value;
                 *slot = make_float2(weight, density <= view.past_clamp ? -density * by_density : 0.f);
-                if (lane_of_half() == 0) slot[HALF].x = tail.w;  // the row's entry
+                if (lane_of_half() == 0) slot[HALF].x = NAMED ? tail.y : tail.w;  // the row's owner
                 slot += ROW_PITCH;
             }
-            if (slot == first_slot + HALF * ROW_PITCH) add_rows();
+            if (intake.entries_taken() % HALF == 0) add_rows(HALF);
         }
-        intake.receive_bank(view);
+        intake.receive_bank<NAMED>(view);
     }
-    add_rows();
+    int filled = intake.entries_taken() % HALF;
+    if (filled > 0) add_rows(filled);
 }
 
 // segments: as raster_forward left it, made for that many instances.
@@ -259,9 +300,11 @@ EXPORT int raster_backward(Queue queue, const View* view, int64_t count, const i
     auto plain = depth_range != nullptr ? uncomposite<false, true> : uncomposite<false, false>;
     auto kernel = depth_range != nullptr ? uncomposite<true, true> : uncomposite<true, false>;
     if (grad_depth == nullptr) kernel = plain;
-    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+    int shared = static_cast<int>(grad_depth == nullptr ? sizeof(Shared<false>) : sizeof(Shared<true>));
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
-    kernel<<<static_cast<unsigned>(most_segments(count, instances)), TILE_THREADS, sizeof(Shared), queue.stream>>>(
+    unsigned blocks = static_cast<unsigned>(most_segments(count, instances) * TILE_PARTS);
+    kernel<<<blocks, BACKWARD_THREADS, shared, queue.stream>>>(
         *view, segments, splat, reinterpret_cast<const float4*>(records),
         {grad_colour, background, background_stride, grad_transmittance, grad_depth}, transmittance, last,
         reinterpret_cast<const float2*>(depth_range), gradients);

@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 4 : 5) composite(View v
     for (int i = 0; i < 2; ++i) place_no_splat(staging.batches[i]);
     __syncthreads();
     if (!taken) return;
-    Pixel pixel = pixel_of(view, segment.tile);
+    Pixel pixel = pixel_of(view, segment.tile, warp_index());
     bool rendered = pixel.inside && (given.subtiles == nullptr || (given.subtiles[segment.tile] >> warp_index() & 1));
     Sight sight = {pixel.x + 0.5f, pixel.y + 0.5f, RANGED ? depth_range_at(view, given.ranges, pixel) : float2{}};
     float left = given.start != nullptr && pixel.inside ? given.start[pixel.index(view)] : 1.f;

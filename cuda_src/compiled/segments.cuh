@@ -40,9 +40,11 @@ struct Segments {
     float* planes;
     uint16_t* reach;
 
-    __device__ float* plane(int slot, int which) const {
-        return planes + (static_cast<int64_t>(slot) * PLANES + which) * TILE_THREADS + threadIdx.x;
+    // thread: of the tile.
+    __device__ float* plane(int slot, int which, int thread) const {
+        return planes + (static_cast<int64_t>(slot) * PLANES + which) * TILE_THREADS + thread;
     }
+    __device__ float* plane(int slot, int which) const { return plane(slot, which, threadIdx.x); }
     __device__ int state_of(const Segment& segment, int number) const {
         return *static_cast<const volatile int*>(state + segment.slot + number);
     }

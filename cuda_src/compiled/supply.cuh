@@ -18,7 +18,7 @@ struct Supply {
     alignas(8) uint16_t lists[2][LIST];
 };
 
-// What a warp knows of its supply; the same in all lanes but for `coming`.
+// What a warp knows of its supply; the same in all lanes.
 template <int BANK, int BANKS>
 class Intake {
     using Own = Supply<BANK, BANKS>;
@@ -28,7 +28,7 @@ class Intake {
 
     Own& own;
     int found_first = 0, found = 0, bank = 0;
-    int coming = -1;            // the lane's record that is on its way: number and halves as in `found`
+    int coming = 0;             // records on their way
     int taken = 0;              // entries that each half rendered, those of no splat among them
     Ends end = {0, 0};          // entries listed
     Ends ends[BANKS - 1] = {};  // the same after each of the last banks that arrived
@@ -41,6 +41,7 @@ public:
 
     __device__ bool wants() const { return found < BANK; }
     __device__ bool has_found() const { return found > 0; }
+    __device__ unsigned entries_taken() const { return taken; }  // by either half
 
     // Each lane looks at an entry, in order; halves: bit 0 and 1, by which halves it is seen.
     __device__ void find(unsigned halves, int splat, int number) {
@@ -55,15 +56,13 @@ public:
     // Start bringing a bank of what was found.
     __device__ void request_bank(const float4* records) {
         __syncwarp();
-        int size = min(found, BANK);
-        coming = -1;
-        if (lane_index() < size) {
-            uint2 entry = own.found[(found_first + lane_index()) & (Own::FOUND - 1)];
-            request(own.records + (bank * BANK + lane_index()) * 3, records, static_cast<int>(entry.x));
-            coming = static_cast<int>(entry.y);
+        coming = min(found, BANK);
+        if (lane_index() < coming) {
+            int splat = static_cast<int>(own.found[(found_first + lane_index()) & (Own::FOUND - 1)].x);
+            request(own.records + (bank * BANK + lane_index()) * 3, records, splat);
         }
-        found_first = (found_first + size) & (Own::FOUND - 1);
-        found -= size;
+        found_first = (found_first + coming) & (Own::FOUND - 1);
+        found -= coming;
     }
 
     // How many groups of LISTED entries the halves should render now, side by side: what both have, but at least what
@@ -90,15 +89,18 @@ public:
         return group;
     }
 
-    // Stage the bank that was requested, and list it.
+    // Stage the bank that was requested, and list it. NAMED: with the number of the splat in place of its depth.
+    template <bool NAMED>
     __device__ void receive_bank(const View& view) {
         wait_for_requests();
         float4* record = own.records + (bank * BANK + lane_index()) * 3;
         unsigned halves = 0u;
-        if (coming >= 0) {
+        if (lane_index() < coming) {
+            uint2 entry = own.found[(found_first - coming + lane_index()) & (Own::FOUND - 1)];
             float2 rest = *reinterpret_cast<const float2*>(record + 1);
-            stage(record, record[0], rest.x, furthest_sigma(view, rest.y), coming >> 2);
-            halves = coming & 3;
+            stage(record, record[0], rest.x, furthest_sigma(view, rest.y), static_cast<int>(entry.y >> 2));
+            if (NAMED) record[2].y = __uint_as_float(entry.x);
+            halves = entry.y & 3u;
         }
         unsigned left = __ballot_sync(ALL_LANES, halves & 1u), right = __ballot_sync(ALL_LANES, halves & 2u);
         unsigned before = (1u << lane_index()) - 1u;

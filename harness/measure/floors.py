@@ -44,8 +44,8 @@ COMPOSITE = 29
 """Warp instructions of the forward an evaluation, two cells side by side: machine code of `composite` has 116 for four
 of them. Lists and batches, which a kernel may arrange otherwise, are left out, here and below."""
 UNCOMPOSITE = 52
-"""Warp instructions of the backward an evaluation of two cells: machine code of `uncomposite` has 37 for one that
-blends, and 246 for every 16 to sum their pixels' gradients, a lane a splat."""
+"""Warp instructions of the backward an evaluation of two cells: machine code of `uncomposite` has 142 for four
+that blend, and 256 for every 16 to sum their pixels' gradients, a lane a splat, and to add them to the splats."""
 LOSS_TAPS = 3 * 11 * 2 * (5 + 3) // 32
 """Warp instructions of SSIM a pixel of 32: 3 colours, 11 taps along 2 axes, 5 windowed sums forward (both images,
 their squares and product) and 3 backward (Wang et al. 2004, with separable windows), one multiply-add each."""

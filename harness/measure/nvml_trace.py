@@ -20,6 +20,8 @@ from harness.measure.nvml_window import Reading, Window
 FORMAT = 1
 IDLE_SECONDS = 0.5
 LARGE_BYTES, LARGE_COPIES = 1 << 30, 16
+LARGE_SECONDS = 0.3
+"""For which copies go on, so many at a time: a GPU's energy moves some ten times a second."""
 SMALL_BYTES, SMALL_COPIES = 1 << 20, 10
 
 
@@ -106,9 +108,13 @@ def capture() -> Trace:
         moment("begin")
         time.sleep(IDLE_SECONDS)
         moment("idle")
-        for _ in range(LARGE_COPIES):
-            target.copy_(source)
-        moment("large", LARGE_COPIES * LARGE_BYTES)
+        copied, begun = 0, time.monotonic()
+        while time.monotonic() - begun < LARGE_SECONDS:
+            for _ in range(LARGE_COPIES):
+                target.copy_(source)
+            torch.cuda.synchronize(source.device)
+            copied += LARGE_COPIES * LARGE_BYTES
+        moment("large", copied)
         for _ in range(SMALL_COPIES):
             target[:SMALL_BYTES].copy_(source[:SMALL_BYTES])
         moment("small", SMALL_COPIES * SMALL_BYTES)

@@ -98,11 +98,11 @@ def _traffic(cells: pd.DataFrame, usable: pd.DataFrame) -> None:
 def _speedup(cells: pd.DataFrame) -> pd.Series:
     """views/s over that of `single` on one rank in the group; null where it has none or several, or nothing else.
 
-    Of several the one of the same commit: runs are merged to be compared.
+    Of several the one of the same commit, since runs are merged to be compared, or else of the same training.
     """
     singles = cells[(cells["strategy"] == "single") & (cells["ranks"] == 1) & (cells["status"] == "ok")]
     bases = pd.Series(float("nan"), index=cells.index)
-    for keys in (GROUP, [*GROUP, "commit"]):
+    for keys in (GROUP, [*GROUP, "commit"], [*GROUP, "training"]):
         base = singles.drop_duplicates(keys, keep=False).set_index(keys)["views_per_second"].rename("base")
         bases = bases.fillna(cells.join(base, on=keys)["base"].astype("float64"))
     others = cells.groupby(GROUP, dropna=False)["views_per_second"].transform("count") > 1

@@ -53,6 +53,13 @@ SAMPLE_COLUMNS = pa.schema(
 
 
 @dataclass
+class SharedScene:
+    """The cell's scene, opened once for all ranks of a process: they take turns, and none of them changes it."""
+
+    scene: Scene | None = None
+
+
+@dataclass
 class Job:
     """One repeat of one cell, in this process. Only rank 0 writes files."""
 
@@ -68,6 +75,7 @@ class Job:
     """Whether others start from what this cell trains, so that it leaves its Gaussians too."""
     invalid: str | None = None
     """Set to the reason when what was measured must not be used."""
+    shared: SharedScene = field(default_factory=SharedScene)
     notes: dict[str, str] = field(default_factory=dict)
     """What the record's environment says besides: why something was not measured or not judged."""
     facts: SceneFacts | None = None
@@ -81,8 +89,8 @@ class Job:
         self.spending = Spending(self.ranks)
 
     @classmethod
-    def open(cls, folder: Path, comm: Communicator, whereabouts: Whereabouts) -> Job:
-        """Read cell.json and set this rank up as the cell says."""
+    def open(cls, folder: Path, comm: Communicator, whereabouts: Whereabouts, shared: SharedScene | None = None) -> Job:
+        """Read cell.json and set this rank up as the cell says. shared: of the ranks in this process."""
         described = json.loads((folder / CELL).read_text())
         cell = Cell.model_validate(described["cell"])
         torch.set_num_threads(cell.threads)
@@ -100,7 +108,8 @@ class Job:
         )
         prepared = Path(described["prepared"]) if described.get("prepared") else None
         clock = StageClock(device, comm.now, whereabouts.enter)
-        return cls(folder, cell, Ranks(comm), device, kernels, clock, prepared, described["preparation"])
+        preparation, shared = described["preparation"], shared or SharedScene()
+        return cls(folder, cell, Ranks(comm), device, kernels, clock, prepared, preparation, shared=shared)
 
     @property
     def leads(self) -> bool:
@@ -117,12 +126,9 @@ class Job:
     def scene(self, from_points: bool) -> tuple[Scene, GaussianSource]:
         """The cell's scene and the Gaussians it starts from: its points, or its ready (or prepared) Gaussians."""
         self.phase("loading the scene")
-        prepared = None if self.prepared is None else self.prepared / "gaussians.ply"
-        scene = load_scene(self.cell.scene, self.cell.size, self.device, prepared)
-        if self.device.type == "cuda" and scene.images is not None:
-            scene = replace(scene, images=HeldImages(scene.images, scene.cameras))
+        scene = self.shared.scene = self.shared.scene or self._opened()
         source: GaussianSource | None
-        if prepared is not None:
+        if self.prepared is not None:
             source = scene.gaussians
         elif from_points and self.cell.scene.model is None:
             source = PointSource(scene.points) if scene.points is not None else None
@@ -144,6 +150,14 @@ class Job:
             synthetic_stand_in=self.cell.scene.stand_in,
         )
         return scene, source
+
+    def _opened(self) -> Scene:
+        """The cell's scene; on a GPU it keeps there what is asked of its images."""
+        prepared = None if self.prepared is None else self.prepared / "gaussians.ply"
+        scene = load_scene(self.cell.scene, self.cell.size, self.device, prepared)
+        if self.device.type == "cuda" and scene.images is not None:
+            return replace(scene, images=HeldImages(scene.images, scene.cameras))
+        return scene
 
     def strategy(self, scene: Scene, source: GaussianSource, training: Training, batch: int | None = None) -> Strategy:
         """The cell's strategy, set up with its share of the Gaussians; batch: the cell's own unless given."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
+
+import torch
 
 from harness.measure.clock import synchronize
 from harness.measure.statistics import enough, median
@@ -15,6 +17,10 @@ from strategies.views import ViewQueue
 WARM_UP_PASSES = 2
 BREAKDOWN_PASSES = 3
 """Three, so that a pass in which the host stood still does not decide the median."""
+REGION_STAGES = frozenset({"bin", "raster_forward", "loss", "raster_backward"})
+"""What a rank does for its own pixels alone: nothing in them waits for other ranks."""
+REGION = "region"
+"""The stage under which the imbalance of their sum is recorded."""
 
 Done = TypeVar("Done")
 
@@ -81,16 +87,47 @@ def host(job: Job, strategy: Strategy, queue: ViewQueue, views: int) -> None:
     job.seconds("host_seconds", median(seconds))
 
 
-def breakdown(job: Job, one_pass: Callable[[], int]) -> None:
-    """Seconds by stage of a step, over further passes; one_pass: runs a pass and returns the steps it took."""
+def breakdown(job: Job, one_pass: Callable[[Callable[[], None]], object]) -> None:
+    """Seconds by stage of a step, over further passes, and how even they were among the ranks.
+
+    one_pass: runs a pass, and calls what it is given at the end of each step.
+    """
     job.phase("stage breakdown")
     job.clock.enabled = True
-    by_pass: list[dict[str, float]] = []
+    slowest: list[dict[str, float]] = []
+    uneven: list[dict[str, float]] = []
     for number in range(BREAKDOWN_PASSES):
-        steps = one_pass()
-        by_pass.append({stage: job.ranks.slowest(s) / steps for stage, s in job.clock.take().items()})
-        for stage, value in by_pass[-1].items():
+        stages, seconds, steps = _by_step(job, one_pass)
+        of_pass = (seconds.sum(dim=1).amax(dim=0) / steps).tolist()
+        slowest.append(dict(zip(stages, of_pass, strict=True)))
+        uneven.append(imbalance(stages, seconds))
+        for stage, value in slowest[-1].items():
             job.sample("stages", "stage_seconds", value, **{"pass": number, "stage": stage})
-    for stage in by_pass[0]:
-        job.seconds("stage_seconds", median([p[stage] for p in by_pass]), stage=stage)
+    for metric, by_pass in (("stage_seconds", slowest), ("stage_imbalance", uneven)):
+        for stage in by_pass[0]:
+            job.seconds(metric, median([p[stage] for p in by_pass]), stage=stage)
     job.clock.enabled = False
+
+
+def imbalance(stages: Sequence[str], seconds: torch.Tensor) -> dict[str, float]:
+    """Seconds of the slowest rank over the mean of all: of the stages of a region of its own, and of their sum.
+
+    seconds: [ranks, steps, stages]. Every step waits for its slowest rank, so the slowest is taken step by step: ranks
+    that are slow in turn are not even. Empty for one rank.
+    """
+    own = {stage: seconds[..., i] for i, stage in enumerate(stages) if REGION_STAGES.issuperset(stage.split("+"))}
+    if len(seconds) == 1 or not own:
+        return {}
+    own[REGION] = torch.stack(list(own.values())).sum(dim=0)
+    return {stage: float(s.amax(dim=0).sum() / s.mean(dim=0).sum()) for stage, s in own.items()}
+
+
+def _by_step(job: Job, one_pass: Callable[[Callable[[], None]], object]) -> tuple[list[str], torch.Tensor, int]:
+    """Stages of a pass in the order in which they first ran, alike on all ranks, all ranks' seconds, [ranks, steps + 1,
+    stages], and how many steps it had: what is settled behind the last one stands after it."""
+    ends: list[dict[str, float]] = []
+    one_pass(lambda: ends.append(job.clock.take()))
+    parts = [*ends, job.clock.take()]
+    stages = list(dict.fromkeys(stage for part in parts for stage in part))
+    mine = torch.tensor([[part.get(stage, 0.0) for stage in stages] for part in parts], dtype=torch.float64)
+    return stages, job.ranks.by_rank(mine), len(ends)

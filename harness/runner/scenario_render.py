@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cuda_src.camera import Camera
 from harness.measure.statistics import median
 from harness.runner import passes
@@ -25,26 +27,22 @@ def run(job: Job) -> None:
         job.sample("passes", "render_seconds", took / len(cameras), **{"pass": number, "warmup": warm_up})
         return took
 
-    def untimed() -> int:
-        rendered(job, strategy, cameras)
-        return len(cameras)
-
     seconds = passes.repeated(job, strategy, witness, len(cameras), one_pass)
     job.seconds("render_seconds", median(seconds) / len(cameras))
     job.seconds("views_per_second", len(cameras) / median(seconds))
     job.spent(len(cameras))
     job.traffic(len(cameras) * len(seconds))
     witness.report(len(cameras) * len(seconds))
-    passes.breakdown(job, untimed)
+    passes.breakdown(job, lambda ended: rendered(job, strategy, cameras, ended))
     job.measure("gaussians_count", job.ranks.total(sum(len(s.ids) for s in strategy.shards())), "last")
     job.memory(strategy)
 
 
-def rendered(job: Job, strategy: Strategy, cameras: list[Camera]) -> float:
-    """Seconds of the slowest rank for the images of all cameras, each let go before the next."""
+def rendered(job: Job, strategy: Strategy, cameras: list[Camera], ended: Callable[[], None] = lambda: None) -> float:
+    """Seconds of the slowest rank for the images of all cameras, each let go before the next; ended: called by each."""
 
     def render_all() -> None:
         for _ in strategy.pictures(cameras):
-            pass
+            ended()
 
     return passes.timed(job, render_all)[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from harness.measure.statistics import median
-from harness.runner import passes
+from harness.runner import exchange_rates, passes
 from harness.runner.job import Job
 from harness.runner.witness import Witness
 from harness.scenes.scene import Scene
@@ -59,10 +61,11 @@ def run(job: Job, opened: tuple[Scene, GaussianSource] | None = None) -> Strateg
     witness.report(steps * len(seconds))
     if cell.kernels == "compiled" and cell.ranks == 1:
         passes.host(job, strategy, queue, len(views))
-    passes.breakdown(job, lambda: len(one_pass(job, strategy, queue, len(views))[1]))
+    passes.breakdown(job, lambda ended: one_pass(job, strategy, queue, len(views), ended))
     job.measure("gaussians_count", job.ranks.total(sum(len(s.ids) for s in strategy.shards())), "last")
     job.memory(strategy)
     job.fingerprint(strategy)
+    exchange_rates.measure(job, strategy, views[-cell.batch :])
     return strategy
 
 
@@ -71,8 +74,13 @@ def pass_views(cell: Cell, scene: Scene) -> tuple[int, ...]:
     return scene.train_views[: max(1, len(scene.train_views) // cell.batch) * cell.batch]
 
 
-def one_pass(job: Job, strategy: Strategy, queue: ViewQueue, views: int) -> tuple[float, list[StepReport]]:
-    """Seconds of the slowest rank over so many views, and what this rank's steps reported."""
+def one_pass(
+    job: Job, strategy: Strategy, queue: ViewQueue, views: int, ended: Callable[[], None] = lambda: None
+) -> tuple[float, list[StepReport]]:
+    """Seconds of the slowest rank over so many views, and what this rank's steps reported.
+
+    ended: called at the end of each step.
+    """
 
     def train() -> list[StepReport]:
         reports: list[StepReport] = []
@@ -80,6 +88,7 @@ def one_pass(job: Job, strategy: Strategy, queue: ViewQueue, views: int) -> tupl
         while images < views:
             reports.append(strategy.step(queue))
             images += reports[-1].images
+            ended()
         strategy.settle()
         return reports
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from harness.errors import EXIT_FAILED, EXIT_OK, UserError
 from harness.records.schema import Status, WorkerResult
 from harness.runner import scenario_kernels, scenario_render, scenario_throughput, scenario_train, scenario_updates
-from harness.runner.job import Job
+from harness.runner.job import Job, SharedScene
 from harness.runner.lifeline import end_with_the_runner
 from harness.runner.result import CELL, FAILING, is_out_of_memory, write_result
 from harness.runner.whereabouts import Whereabouts
@@ -46,7 +46,8 @@ def main(folder: Path) -> int:
     cell = Cell.model_validate(json.loads((folder / CELL).read_text())["cell"])
     try:
         if cell.engine == "virtual":
-            VirtualWorld(cell.ranks).run(lambda comm: run_rank(folder, comm), cell.device)
+            shared = SharedScene()
+            VirtualWorld(cell.ranks).run(lambda comm: run_rank(folder, comm, shared), cell.device)
         elif cell.engine == "local":
             run_rank(folder, LocalCommunicator(torch.device(cell.device), places=cell.ranks))
         elif cell.engine == "nccl":
@@ -71,12 +72,12 @@ def main(folder: Path) -> int:
     return EXIT_OK
 
 
-def run_rank(folder: Path, comm: Communicator) -> None:
-    """One rank's whole life; rank 0 leaves the result once all have come through."""
+def run_rank(folder: Path, comm: Communicator, shared: SharedScene | None = None) -> None:
+    """One rank's whole life; rank 0 leaves the result once all have come through. shared: of ranks in one process."""
     whereabouts = Whereabouts(folder, comm.rank)
     comm.on_wait = whereabouts.wait
     try:
-        job = Job.open(folder, comm, whereabouts)
+        job = Job.open(folder, comm, whereabouts, shared)
         comm.pace, comm.checks = paced_rate(job.cell.link), job.cell.debug
         SCENARIOS[job.cell.scenario](job)
         job.ranks.barrier()

@@ -15,6 +15,7 @@ import torch
 
 from cuda_src.camera import Camera
 from cuda_src.layout import LOG_SCALE, MEAN, OPACITY_LOGIT, PARAMETERS, QUATERNION, SH_COEFFICIENTS, SH_DC, SH_REST
+from harness.scenes.kept import kept_table
 from harness.scenes.paths import look
 from strategies.base import Rect
 from strategies.randomness import uniform
@@ -66,7 +67,9 @@ class AnchorGaussians:
 
     @cached_property
     def _parameters(self) -> torch.Tensor:
-        return _drawn(self._count, self._seed)
+        # What torch draws from a seed is the same in every release so far, but promised within one.
+        name = f"anchor-{self._count}-{self._seed}-torch-{torch.__version__}"
+        return kept_table(name, (self._count, PARAMETERS), lambda: _drawn(self._count, self._seed))
 
 
 def _drawn(n: int, seed: int) -> torch.Tensor:

@@ -4,9 +4,10 @@
     workspaces                   Gaussians x 64 B + pixels x batch x 200 B
     images                       pixels x batch x 3 B
 
-The Gaussians' part is shared by the ranks; pixels are counted whole on each, an upper bound. 64 B a Gaussian: ids, a
-splat's record and its place among the tiles. 200 B a pixel: image, transmittance, depth, loss gradients with their
-SSIM maps, and the tile instances of an ordinary view.
+The Gaussians' part is shared by the ranks; pixels are counted whole on each, an upper bound. Ranks of the engine
+`virtual` lie on one device, which holds what all of them need. 64 B a Gaussian: ids, a splat's record and its place
+among the tiles. 200 B a pixel: image, transmittance, depth, loss gradients with their SSIM maps, and the tile instances
+of an ordinary view.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _HEADER_LINES = 64
 
 
 def predicted_bytes(cell: Cell, prepared_gaussians: int | None = None) -> int | None:
-    """Bytes a rank; None where the scene does not say its number of Gaussians or pixels.
+    """Bytes a device: of a rank, of engine `virtual` of all ranks; None where the scene does not say its number of
+    Gaussians or pixels.
 
     prepared_gaussians: of the preparation that the cell starts from.
     """
@@ -40,7 +42,8 @@ def predicted_bytes(cell: Cell, prepared_gaussians: int | None = None) -> int | 
         return None
     pixels = cell.size[0] * cell.size[1] * cell.batch
     shared = gaussians * (STATE_BYTES + GAUSSIAN_WORKSPACE_BYTES)
-    return -(-shared // cell.ranks) + pixels * (PIXEL_WORKSPACE_BYTES + PIXEL_IMAGE_BYTES)
+    of_rank = -(-shared // cell.ranks) + pixels * (PIXEL_WORKSPACE_BYTES + PIXEL_IMAGE_BYTES)
+    return of_rank * cell.ranks if cell.engine == "virtual" else of_rank
 
 
 def gaussian_count(scene: SceneSpec, scenario: str) -> int | None:

@@ -35,9 +35,9 @@ from harness.suite.yaml_source import LocatedMap, describe
 class Planned:
     """One cell of a plan.
 
-    predicted_bytes: memory a rank; None where it is unknown. skip: why it cannot run here; None when it can.
-    preparation: it trains what others start from, outside every clock; its name is that of its `prepare` entry, and
-    its cell_id stands in the `from` of the cells that use it.
+    predicted_bytes: memory a device, as of `memory`; None where it is unknown. skip: why it cannot run here; None when
+    it can. preparation: it trains what others start from, outside every clock; its name is that of its `prepare` entry,
+    and its cell_id stands in the `from` of the cells that use it.
     """
 
     cell: Cell

@@ -53,12 +53,13 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Wait:
-    """The events between which the computation's stream stood still for an exchange, and seconds that it took."""
+    """The events between which the computation's stream stood still, and the exchange it did so for; without one
+    nothing ran beside it."""
 
     tally: Tally
     asked: torch.cuda.Event
     resumed: torch.cuda.Event
-    took: Callable[[], float]
+    crossing: Crossing | None = None
 
 
 class DeviceLane:
@@ -111,23 +112,23 @@ class DeviceLane:
             yield
         one.ended.record(compute)
         one.queued = True
-        self._keep(Wait(tally, one.began, one.ended, lambda: one.began.elapsed_time(one.ended) * 1e-3))
+        self._keep(Wait(tally, one.began, one.ended))
 
     def join(self, one: Crossing) -> None:
         """The computation queued from here on waits for the exchange."""
         compute = self._compute
         asked = _mark(compute)
         compute.wait_event(one.ended)
-        self._keep(Wait(one.tally, asked, _mark(compute), lambda: one.began.elapsed_time(one.ended) * 1e-3))
+        self._keep(Wait(one.tally, asked, _mark(compute), one))
 
     @contextmanager
-    def standstill(self, tally: Tally, took: Callable[[], float]) -> Iterator[None]:
+    def standstill(self, tally: Tally) -> Iterator[None]:
         """Inside, the host waits for something that it needs to go on; the computation's stream runs dry meanwhile, or
-        does not. took: seconds of what is waited for, asked afterwards."""
+        does not. What that took beside the computation is not known: it was waiting for the device itself."""
         compute = self._compute
         asked = _mark(compute)
         yield
-        self._keep(Wait(tally, asked, _mark(compute), took))
+        self._keep(Wait(tally, asked, _mark(compute)))
 
     def settle(self) -> None:
         """Add up the seconds of every exchange that was waited for; waits for the device."""
@@ -160,7 +161,9 @@ class DeviceLane:
                 one.resumed.synchronize()
             elif not one.resumed.query():
                 return
-            one.tally.add(one.asked.elapsed_time(one.resumed) * 1e-3, one.took())
+            waited = _seconds(one.asked, one.resumed)
+            took = waited if one.crossing is None else _seconds(one.crossing.began, one.crossing.ended)
+            one.tally.add(waited, took)
             self._waits.popleft()
 
     def _watch(self) -> None:
@@ -193,7 +196,11 @@ def cycles_per_second(device: torch.device) -> float:
     torch.cuda._sleep(_CALIBRATION_CYCLES)
     ended.record(stream)
     ended.synchronize()
-    return _CALIBRATION_CYCLES / (began.elapsed_time(ended) * 1e-3)
+    return _CALIBRATION_CYCLES / _seconds(began, ended)
+
+
+def _seconds(began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
+    return began.elapsed_time(ended) * 1e-3
 
 
 def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:

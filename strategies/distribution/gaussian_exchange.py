@@ -208,6 +208,21 @@ class Passage:
         )
         return total
 
+    @property
+    def rows_to(self) -> list[int]:
+        """Rows for each rank, this one included, of a passage that has departed."""
+        return self._to
+
+    @property
+    def rows_from(self) -> list[int]:
+        """Rows of each rank."""
+        return self._from
+
+    def pack_again(self) -> None:
+        """Pack the same records once more, so that they can depart again."""
+        self._pack(sum(self._to))
+        self._packed = self._exchange.comm.mark()
+
     def sums(self, values: torch.Tensor) -> torch.Tensor:
         """Any values of what arrived, [R, k], summed at their owners: [V, k]."""
         received = self._exchange.comm.exchange(self.stage, values, self._from, self._to).wait()

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import accumulate
-from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -29,8 +28,8 @@ class NcclCommunicator(Communicator):
 
     What a rank sends itself is copied, never sent. Exchanges run on a stream of their own: `wait` makes the computation
     that is queued after it wait, and not the host, so the rows sent must stay as they are until then. The host itself
-    waits for what it has to know: counts. Exposed seconds are those for which the computation's stream stood still,
-    whichever of the two it was.
+    waits for what it has to know: counts. Exposed seconds are those for which the computation's stream stood still; for
+    counts, and whatever else crosses between the hosts, they stand under the stage's name followed by ` counts`.
 
     On a CPU device, with a default group of gloo, the same code runs without streams.
     """
@@ -93,14 +92,13 @@ class NcclCommunicator(Communicator):
                 return received
 
             return Transfer(finish)
-        lane, own = self._lane, self.rank
-        most = max(len(send) - send_counts[own], len(received) - receive_counts[own])
+        lane = self._lane
+        most = max(len(send) - send_counts[self.rank], len(received) - receive_counts[self.rank])
         size = most * math.prod(send.shape[1:]) * send.element_size()
         after = terms.after if isinstance(terms.after, torch.cuda.Event) else None
         with lane.crossing(self._tally(stage), size, after) as crossing:
-            _all_to_others(send, received, out, back, own)
-            if terms.own:
-                received[back[own]].copy_(send[out[own]])
+            for work in self._post(send, received, out, back, terms.own):
+                work.wait()  # Makes the lane wait, not the host.
 
         def join() -> torch.Tensor:
             lane.join(crossing)
@@ -126,16 +124,27 @@ class NcclCommunicator(Communicator):
     def _post(
         self, send: torch.Tensor, received: torch.Tensor, out: list[slice], back: list[slice], own: bool
     ) -> list[dist.Work]:
-        """On a CPU, what goes to and comes from others. own: copy the rank's own rows too."""
-        calls = []
-        for peer in range(self.ranks):
-            if peer == self.rank:
-                continue
-            if out[peer].stop > out[peer].start:
-                calls.append(dist.P2POp(dist.isend, send[out[peer]], peer))
-            if back[peer].stop > back[peer].start:
-                calls.append(dist.P2POp(dist.irecv, received[back[peer]], peer))
-        works = dist.batch_isend_irecv(calls) if calls else []
+        """Start what goes to and comes from others, on the current stream; own: copy the rank's own rows too.
+
+        Returns what is to be waited for before the rows are there. Nothing of it makes the host wait on a GPU.
+        """
+        works: Sequence[dist.Work | None] = ()
+        if self._lane is not None and self.ranks == 2:
+            # What goes to the only other one is a run of rows, and this call takes the host the least.
+            peer = 1 - self.rank
+            to, come = [0, 0], [0, 0]
+            to[peer], come[peer] = (bounds.stop - bounds.start for bounds in (out[peer], back[peer]))
+            dist.all_to_all_single(received[back[peer]], send[out[peer]], come, to)
+        else:
+            calls = []
+            for peer in range(self.ranks):
+                if peer == self.rank:
+                    continue
+                if out[peer].stop > out[peer].start:
+                    calls.append(dist.P2POp(dist.isend, send[out[peer]], peer))
+                if back[peer].stop > back[peer].start:
+                    calls.append(dist.P2POp(dist.irecv, received[back[peer]], peer))
+            works = dist.batch_isend_irecv(calls) if calls else ()
         if own:
             received[back[self.rank]].copy_(send[out[self.rank]])
         return [work for work in works if work is not None]
@@ -143,14 +152,14 @@ class NcclCommunicator(Communicator):
     def _between_hosts(
         self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]
     ) -> Transfer:
-        started = perf_counter()
         coming = self._host.exchange(stage, send, send_counts, receive_counts)
         if self._lane is None:
             return Transfer(lambda: coming.result().received, lambda: _moment(coming))
-        lane, tally = self._lane, self._tally(stage)
+        # Under a name of their own: the stage's seconds are those of the rows between the devices.
+        lane, tally = self._lane, self._tally(f"{stage} counts")
 
         def finish() -> torch.Tensor:
-            with lane.standstill(tally, lambda: coming.result().moment - started):
+            with lane.standstill(tally):
                 return coming.result().received
 
         return Transfer(finish, timed=True)
@@ -180,25 +189,6 @@ def connect(timeout: float, pace: float | None = None) -> NcclCommunicator:
     dist.init_process_group("nccl", timeout=limit, device_id=device, pg_options=options)
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     return NcclCommunicator(device, hosts, timeout, pace)
-
-
-def _all_to_others(send: torch.Tensor, received: torch.Tensor, out: list[slice], back: list[slice], own: int) -> None:
-    """Each rank's rows to it, and its own from it, but for the rank's own to itself.
-
-    As one call: point-to-point calls of one's own making take the host many times as long.
-    """
-    ranks = len(out)
-    if ranks == 2:  # What goes to the only other one is a run of rows, and that call takes the host the least.
-        peer = 1 - own
-        to, come = [0, 0], [0, 0]
-        to[peer], come[peer] = (bounds.stop - bounds.start for bounds in (out[peer], back[peer]))
-        dist.all_to_all_single(received[back[peer]], send[out[peer]], come, to)
-    elif ranks > 2:
-        rows_to, rows_from = ([rows[:0]] * ranks for rows in (send, received))
-        for rank in range(ranks):
-            if rank != own:
-                rows_to[rank], rows_from[rank] = send[out[rank]], received[back[rank]]
-        dist.all_to_all(rows_from, rows_to)
 
 
 def _bounds(counts: list[int]) -> list[slice]:

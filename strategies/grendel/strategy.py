@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strategies.base import Context, GaussianSource, ImageSource
+from strategies.base import Context, ExchangeTrial, GaussianSource, ImageSource
 from strategies.distribution.balance import Balance
+from strategies.distribution.exchange_trials import trials_of
 from strategies.distribution.gaussian_exchange import GaussianExchange
 from strategies.distribution.gaussian_level import GaussianLevel, Share
 from strategies.distribution.halo import Halo
@@ -13,6 +14,7 @@ from strategies.distribution.placed_regions import PlacedRegions
 from strategies.grendel.info import GrendelOptions
 from strategies.info import Options
 from strategies.training.late_steps import Plan
+from strategies.training.schedule import sh_degree
 
 
 class Grendel(GaussianLevel):
@@ -25,6 +27,15 @@ class Grendel(GaussianLevel):
         self.min_opacity = options.min_opacity
         self.exchange = GaussianExchange(ctx.comm, ctx.kernels, options.record == "64", options.codec)
         self.balance = Balance(ctx.comm, options.unit, options.balance, options.balance_batches)
+
+    def exchange_trials(self, views: Sequence[int]) -> list[ExchangeTrial]:
+        self.settle()
+        degree, works = sh_degree(self.ctx.training, self.images_seen), self.workspaces[: len(views)]
+        shares = self._embark(views, self._regions(views), works, degree, [None] * len(views))
+        self._depart(shares)
+        for share in shares:
+            share.passage.arrive()
+        return trials_of(self.exchange, [share.passage for share in shares])
 
     def _halo(self, placed: PlacedRegions) -> Halo | None:
         return placed.halo if self.options.ssim_halo == "exact" else None

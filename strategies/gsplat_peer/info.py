@@ -23,6 +23,9 @@ class GsplatOptions(Options):
     packed."""
     order: Literal["source", "morton"] = "source"
     """How Gaussians lie in memory: as they come, or on a Z-order curve, which serves its masked optimizer."""
+    harmonics: Literal["split", "joined"] = "split"
+    """Two tensors, as its trainer holds them for a rate each and concatenates them at every call; or one, which needs
+    neither that nor its gradient taken apart."""
 
 
 def lacks(options: Any, device: str) -> str | None:
@@ -44,6 +47,8 @@ def refuses_training(options: Any, training: Training) -> str | None:
         return f"gsplat has no footprint {training.footprint}: its boxes leave out nothing that ellipse blends"
     if training.t_stop != T_STOP:
         return f"gsplat stops at transmittance {T_STOP}, not {training.t_stop}"
+    if options.harmonics == "joined" and training.sh_rest_rate == 0:
+        return "gsplat's joined harmonics all move by sh_rest_rate, which is 0"
     return None
 
 

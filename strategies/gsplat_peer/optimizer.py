@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from cuda_src.layout import PARAMETER_GROUPS
-from strategies.gsplat_peer.parameters import SplitGaussians
+from strategies.gsplat_peer.parameters import COLUMNS, SplitGaussians
 from strategies.training.config import Training
 from strategies.training.schedule import column_rates
 
@@ -63,11 +62,19 @@ class PeerAdam:
         correction1, correction2 = 1 - training.beta1**images_seen, math.sqrt(1 - training.beta2**images_seen)
         rates = column_rates(training, self._extent, images_seen).tolist()
         for group in self._adam.param_groups:
-            rate = rates[PARAMETER_GROUPS[group["name"]].start]
+            rate = rates[COLUMNS[group["name"]].stop - 1]
             group["lr"] = rate * root * correction2 / correction1
             group["betas"] = training.beta1**views, training.beta2**views
             group["eps"] = training.epsilon / root * correction2
+        harmonics = self._gaussians.parameters.get("sh")
+        if harmonics is None:
+            self._adam.step(rows)
+            return
+        # One tensor has one rate, that of its last column; Adam's step is a multiple of it, and so is the first's.
+        first = harmonics.detach()[:, 0]
+        before = first.clone()
         self._adam.step(rows)
+        torch.lerp(before, first, training.sh_dc_rate / training.sh_rest_rate, out=first)
 
     def _scale(self, factor: float | torch.Tensor) -> None:
         """Multiply the gradients; factor: a number, or one a row, [N]."""

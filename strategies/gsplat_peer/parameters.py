@@ -1,4 +1,4 @@
-"""Gaussians as gsplat's users hold them: six tensors, each a leaf of autograd, with Adam's moments beside them."""
+"""Gaussians as gsplat's users hold them: a tensor a group, each a leaf of autograd, with Adam's moments beside them."""
 
 from __future__ import annotations
 
@@ -8,33 +8,41 @@ from dataclasses import dataclass
 
 import torch
 
-from cuda_src.layout import PARAMETER_GROUPS, PARAMETERS
+from cuda_src.layout import PARAMETER_GROUPS, PARAMETERS, SH, SH_COEFFICIENTS
 from strategies.base import GaussianSource, Shard, ShardReader
 from strategies.gaussians import SHARD_ROWS
 
-SHAPES: dict[str, tuple[int, ...]] = {
+JOINED: dict[str, tuple[int, ...]] = {
     "mean": (3,),
     "log_scale": (3,),
     "quaternion": (4,),
     "opacity": (),
-    "sh_dc": (1, 3),
-    "sh_rest": (15, 3),
+    "sh": (SH_COEFFICIENTS, 3),
 }
-"""What one Gaussian has of each parameter group; the groups and their columns are those of cuda_src/layout.py."""
+"""What one Gaussian has of each group."""
+
+SPLIT: dict[str, tuple[int, ...]] = {
+    **{name: shape for name, shape in JOINED.items() if name != "sh"},
+    "sh_dc": (1, 3),
+    "sh_rest": (SH_COEFFICIENTS - 1, 3),
+}
+"""The same with harmonics in two tensors, which have a rate each."""
+
+COLUMNS = {**PARAMETER_GROUPS, "sh": SH}
+"""Of a table of 59 columns, by group."""
 
 Groups = dict[str, torch.Tensor]
 
 
-def empty_groups(count: int, device: torch.device, dtype: torch.dtype) -> Groups:
-    """Uninitialised tensors of that many Gaussians, each contiguous: [N, *SHAPES[group]]."""
-    return {name: torch.empty((count, *shape), dtype=dtype, device=device) for name, shape in SHAPES.items()}
+def empty_groups(shapes: dict[str, tuple[int, ...]], count: int, device: torch.device, dtype: torch.dtype) -> Groups:
+    """Uninitialised tensors of that many Gaussians, each contiguous: [N, *shapes[group]]."""
+    return {name: torch.empty((count, *shape), dtype=dtype, device=device) for name, shape in shapes.items()}
 
 
 def put_rows(groups: Groups, lo: int, table: torch.Tensor) -> None:
     """Write Gaussians lo, lo + 1, ... from a table [n, 59]."""
     for name, tensor in groups.items():
-        columns = table[:, PARAMETER_GROUPS[name]]
-        tensor[lo : lo + len(table)] = columns.reshape(len(table), *SHAPES[name])
+        tensor[lo : lo + len(table)] = table[:, COLUMNS[name]].reshape(len(table), *tensor.shape[1:])
 
 
 def table_of(groups: Groups, rows: slice) -> torch.Tensor:
@@ -43,7 +51,7 @@ def table_of(groups: Groups, rows: slice) -> torch.Tensor:
     first = pieces["mean"]
     table = torch.empty((len(first), PARAMETERS), dtype=first.dtype, device=first.device)
     for name, piece in pieces.items():
-        table[:, PARAMETER_GROUPS[name]] = piece.reshape(len(piece), math.prod(SHAPES[name]))
+        table[:, COLUMNS[name]] = piece.reshape(len(piece), math.prod(piece.shape[1:]))
     return table
 
 
@@ -58,21 +66,36 @@ class SplitGaussians:
 
     @classmethod
     def from_source(
-        cls, source: GaussianSource, ids: torch.Tensor, device: torch.device, dtype: torch.dtype
+        cls,
+        source: GaussianSource,
+        ids: torch.Tensor,
+        shapes: dict[str, tuple[int, ...]],
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> SplitGaussians:
-        """Those ids of the source, in their order, with zero moments; read in bounded pieces."""
-        parameters = empty_groups(len(ids), device, dtype)
+        """Those ids of the source, in their order, with zero moments; read in bounded pieces.
+
+        shapes: JOINED or SPLIT.
+        """
+        parameters = empty_groups(shapes, len(ids), device, dtype)
         for lo in range(0, len(ids), SHARD_ROWS):
             put_rows(parameters, lo, source.read(ids[lo : lo + SHARD_ROWS], device))
         moments = ({name: torch.zeros_like(t) for name, t in parameters.items()} for _ in range(2))
         return cls(ids.to(device), parameters, *moments)._with_gradients()
 
     @classmethod
-    def from_reader(cls, reader: ShardReader, dealt: slice, device: torch.device, dtype: torch.dtype) -> SplitGaussians:
+    def from_reader(
+        cls,
+        reader: ShardReader,
+        dealt: slice,
+        shapes: dict[str, tuple[int, ...]],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> SplitGaussians:
         """Those of the saved Gaussians, in the order in which the reader has them."""
         own = range(reader.count)[dealt]
         ids = torch.empty(len(own), dtype=torch.int64, device=device)
-        groups = [empty_groups(len(own), device, dtype) for _ in range(3)]
+        groups = [empty_groups(shapes, len(own), device, dtype) for _ in range(3)]
         passed = lo = 0
         for shard in reader.shards():
             rows = slice((own.start - passed) % own.step, None, own.step)

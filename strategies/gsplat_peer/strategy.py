@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, S
 from strategies.gsplat_peer.exchange import PeerExchange
 from strategies.gsplat_peer.info import GsplatOptions
 from strategies.gsplat_peer.optimizer import PeerAdam
-from strategies.gsplat_peer.parameters import SplitGaussians
+from strategies.gsplat_peer.parameters import JOINED, SPLIT, SplitGaussians
 from strategies.info import Options
 from strategies.morton import source_order
 from strategies.training.schedule import sh_degree
@@ -21,8 +22,8 @@ from strategies.views import ViewQueue
 
 FARTHEST = 1e10
 """gsplat's far plane where a camera has none, world units."""
-MOST_GAUSSIANS = (2**32 - 1) // 45
-"""Its Adam counts the elements of a tensor in 32 bits; the largest has 45 a Gaussian."""
+MOST_ELEMENTS = 2**32 - 1
+"""Its Adam counts the elements of a tensor in 32 bits."""
 
 
 class GsplatPeer(Strategy):
@@ -37,9 +38,11 @@ class GsplatPeer(Strategy):
         if self.device.type == "cuda" and ctx.kernels.dtype != torch.float32:
             raise ValueError(f"gsplat computes in float32, not {ctx.kernels.precision}")
         world = ctx.world
-        if source.count > MOST_GAUSSIANS * world.ranks:
+        self.shapes = JOINED if options.harmonics == "joined" else SPLIT
+        most = MOST_ELEMENTS // max(math.prod(shape) for shape in self.shapes.values())
+        if source.count > most * world.ranks:
             raise ValueError(
-                f"gsplat's Adam moves at most {MOST_GAUSSIANS:,} Gaussians a GPU, "
+                f"gsplat's Adam moves at most {most:,} Gaussians a GPU, "
                 f"the scene has {source.count:,} for {world.ranks}"
             )
         self.rasterization, self.adam = gsplat.rasterization, gsplat.SelectiveAdam
@@ -47,7 +50,7 @@ class GsplatPeer(Strategy):
             self._refuse_mixed_views()
             self.rasterization = PeerExchange(ctx.comm).around(gsplat.rasterization)
         ids = torch.arange(source.count) if options.order == "source" else source_order(source, self.device)
-        self._hold(SplitGaussians.from_source(source, ids[self._dealt], self.device, ctx.kernels.dtype))
+        self._hold(SplitGaussians.from_source(source, ids[self._dealt], self.shapes, self.device, ctx.kernels.dtype))
         self.lenses: dict[Camera, tuple[torch.Tensor, torch.Tensor]] = {}
         colour = torch.tensor([ctx.training.background], dtype=ctx.kernels.dtype, device=self.device)
         self.background = colour if any(ctx.training.background) else None
@@ -109,7 +112,7 @@ class GsplatPeer(Strategy):
             quats=held["quaternion"],
             scales=torch.exp(held["log_scale"]),
             opacities=torch.sigmoid(held["opacity"]),
-            colors=torch.cat([held["sh_dc"], held["sh_rest"]], dim=1),
+            colors=held["sh"] if "sh" in held else torch.cat([held["sh_dc"], held["sh_rest"]], dim=1),
             viewmats=pose,
             Ks=lens,
             width=camera.width,
@@ -162,7 +165,8 @@ class GsplatPeer(Strategy):
         return self.gaussians.shards()
 
     def load(self, reader: ShardReader) -> None:
-        self._hold(SplitGaussians.from_reader(reader, self._dealt, self.device, self.ctx.kernels.dtype))
+        dtype = self.ctx.kernels.dtype
+        self._hold(SplitGaussians.from_reader(reader, self._dealt, self.shapes, self.device, dtype))
 
     @property
     def images_seen(self) -> int:

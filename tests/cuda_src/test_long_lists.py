@@ -122,6 +122,15 @@ def test_neighbouring_cells_see_runs_of_splats_in_turn(parity, backend, runs):
     assert_agrees(parity, parity.kernels(backend, t_stop=0.0), splats, 12, depth=True)
 
 
+@pytest.mark.parametrize("depth", [False, True])
+@pytest.mark.parametrize("count", [1, 16, 21, 50])
+def test_splats_over_the_whole_image_add_up_all_its_cells(parity, backend, count, depth):
+    """Every cell of every tile adds to the same few splats, at the same time."""
+    splats = splats_of(count, 0.02, count)
+    splats.records[:, layout.RECORD_CONIC] *= 0.01
+    assert_agrees(parity, parity.kernels(backend, t_stop=0.0), splats, count, depth=depth)
+
+
 @pytest.mark.parametrize("backend", ONLY_COMPILED, indirect=True)
 @pytest.mark.parametrize("count", SEGMENTS)
 def test_long_transparent_lists_are_blended_to_their_end(parity, backend, count):

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.multigpu]
 
 STEPS = 20
 COUNT = 4000
+EXACT = Training(sh_every=0, beta1=0.0)
 
 
 def tiny_scene() -> Any:
@@ -49,14 +50,23 @@ def by_id(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return table
 
 
-def rank_main(rank: int, port: int, folder: str, name: str, options: dict[str, Any], batch: int, t_stop: float) -> None:
+def rank_main(
+    rank: int,
+    port: int,
+    folder: str,
+    name: str,
+    options: dict[str, Any],
+    batch: int,
+    t_stop: float,
+    training: Training,
+) -> None:
     """Each step starts from the parameters of a `single` beside it; with beta1 = 0 Adam's first moment is the gradient
     itself. Leaves this rank's greatest errors, relative to each group's greatest gradient."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": "2", "NCCL_NVLS_ENABLE": "0"}
     os.environ |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), "lo")
     comm = connect(60.0)
-    scene, training = tiny_scene(), Training(sh_every=0, beta1=0.0)
+    scene = tiny_scene()
     kernels = KernelSet("compiled", device=comm.device, t_stop=t_stop)
     alone = scene.context(kernels, training, batch)
     alone = replace(alone, world=World.alone(comm.device), comm=LocalCommunicator(comm.device))
@@ -104,11 +114,19 @@ def rank_main(rank: int, port: int, folder: str, name: str, options: dict[str, A
         ("grendel", {}, 2),
         ("grendel", {"unit": "row", "balance": "measured", "codec": "bitmap"}, 2),
         ("grendel", {"balance": "off", "codec": "index", "ownership": "contiguous", "record": "64"}, 1),
+        ("grendel", {"unit": "image", "ownership": "kdtree"}, 2),
+        ("grendel", {"ownership": "random", "redistribute": "morton_blocks", "redistribute_images": 6}, 1),
         ("bytesplat", {"raster": "separate", "codec": "bitmap"}, 1),
+        ("bytesplat", {}, 2),
     ],
 )
 def test_gradients_images_and_losses_equal_single_from_the_same_parameters(tmp_path, name, options, batch):
     check(tmp_path, name, options, batch)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_what_is_left_out_as_hidden_is_what_single_leaves_out(tmp_path, batch):
+    check(tmp_path, "grendel", {}, batch, training=EXACT.model_copy(update={"occlusion": "history"}))
 
 
 @pytest.mark.parametrize(
@@ -124,13 +142,20 @@ def test_splaxel_equals_single_from_the_same_parameters_when_nothing_stops(tmp_p
     check(tmp_path, "splaxel", {"boundary": "exact", "saturation": "off", **options}, batch, t_stop=0.0)
 
 
-def check(tmp_path: Path, name: str, options: dict[str, Any], batch: int, t_stop: float = T_STOP) -> None:
+def check(
+    tmp_path: Path,
+    name: str,
+    options: dict[str, Any],
+    batch: int,
+    t_stop: float = T_STOP,
+    training: Training = EXACT,
+) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(rank_main, (port, str(tmp_path), name, options, batch, t_stop), nprocs=2)
+    mp.spawn(rank_main, (port, str(tmp_path), name, options, batch, t_stop, training), nprocs=2)
     said = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for one in said:
         assert one["gradient"] <= 1e-5

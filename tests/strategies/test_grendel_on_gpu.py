@@ -140,7 +140,10 @@ def test_a_room_that_is_too_small_on_one_rank_is_found_before_anything_is_sent(m
     monkeypatch.setattr(Passage, "__init__", counted)
 
     def shrink(strategy: Grendel, step: int) -> None:
-        if step == 8 and strategy.comm.rank == 1:
+        if step != 8:
+            return
+        strategy.batch_rooms.clear()  # Else a batch that comes again is sent before its counts are looked at.
+        if strategy.comm.rank == 1:
             for view in range(4):
                 strategy.rooms.learn(view, -970, 0)  # With its margin, a room of 23.
 

@@ -130,7 +130,7 @@ def test_the_counters_of_a_recorded_machine_are_judged_as_the_known_copies(file:
             assert back - drift.received * one.seconds == pytest.approx(received[gpu], rel=0.05, abs=4 * MIB)
     large = trace.windows("large")
     assert all(one.joules is not None and one.seconds > 0 for one in large)
-    # Each GPU's energy moves some ten times a second: within 70 ms not always.
+    # Each GPU's energy moves some ten times a second: within the 70 ms of an early recording not always.
     assert sum(one.joules or 0.0 for one in large) > 0
 
 

@@ -129,6 +129,16 @@ def test_speedup_needs_one_unambiguous_single(run):
     assert frames.read([run.folder]).cells["speedup"].isna().all()
 
 
+def test_speedup_is_over_the_single_of_the_same_training(run):
+    run.throughput("single", 1)
+    run.throughput("single", 1, speed=3.0, name="history", training={"occlusion": "history"})
+    run.throughput("grendel", 2, speed=2.0)
+    cells = frames.read([run.folder]).cells
+    assert dict(zip(cells["label"], cells["speedup"], strict=True)) == pytest.approx(
+        {"single · 1 rank": 1.0, "single · 1 rank · history": 1.0, "grendel · 2 ranks": 2.0}, rel=0.01
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import harness
+from harness.evidence.gates import changes
+from harness.evidence.measured import read
 from harness.records.schema import Record
 from harness.records.store import records
 
@@ -57,6 +59,36 @@ def test_a_cell_on_one_gpu_has_energy_and_clocks_and_ranks_that_share_it_their_b
 
 
 @pytest.mark.gpu
+def test_sixty_four_ranks_take_turns_on_one_gpu(tmp_path, monkeypatch):
+    gpus(1)
+    case = "  - {name: many, ranks: 64, engine: virtual, scene: {city: small_aerial, gaussians: 5e4, views: 6}, "
+    (record,) = run(tmp_path, monkeypatch, case + "stop: {min_passes: 2, max_seconds: 5}, batch: 1}\n").values()
+    assert record.status == "ok" or "foreign process" in (record.reason or ""), record.reason
+    assert record.result is not None
+    told = record.result.measurements
+    assert {m.source for m in told if m.metric == "views_per_second"} == {"modelled"}
+    assert {m.place for m in told if m.metric == "peak_tensor_bytes"} == set(range(64))
+    assert sum(m.value for m in told if m.metric == "payload_bytes" and m.place != m.peer) > 0
+    assert values(record, "gaussians_count") == [50_000]
+
+
+@pytest.mark.gpu
+def test_counts_of_a_gate_whose_gaussians_stay_are_equal_in_every_run(tmp_path, monkeypatch):
+    gpus(1)
+    settings = "repeats: 2, training: {rate_scale: 0}"
+    cases = f"  - {{name: one, strategy: single, {settings}}}\n"
+    cases += f"  - {{name: records, ranks: 2, engine: virtual, strategy: bytesplat, {settings}}}\n"
+    boxes = "options: {repartition_images: 1000000}"
+    cases += f"  - {{name: pixels, ranks: 2, engine: virtual, strategy: splaxel, {boxes}, {settings}}}\n"
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(SUITE + cases)
+    harness.run("s.yaml", out="out")
+    for cell in read([tmp_path / "out"]):
+        first, second = (record for _, record in cell.repeats)
+        assert [str(change) for change in changes(first, second, same_environment=True)] == [], cell.label
+
+
+@pytest.mark.gpu
 def test_the_host_of_one_gpu_is_timed_by_itself(tmp_path, monkeypatch):
     gpus(1)
     cases = "  - {name: one, strategy: single, batch: 1, scene: {city: small_aerial, gaussians: 1e4, views: 10}}\n"
@@ -70,7 +102,10 @@ def test_the_host_of_one_gpu_is_timed_by_itself(tmp_path, monkeypatch):
 def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
     gpus(2)
     cases = "".join(f"  - {{name: {link}, ranks: 2, link: '{link}'}}\n" for link in ("native", "host", "paced:0.5"))
-    cases += "  - {name: checked, ranks: 2, debug: true}\n  - {name: pixels, ranks: 2, strategy: splaxel}\n"
+    cases += "  - {name: checked, ranks: 2, debug: true}\n"
+    # Pixels are few bytes: large views and many passes, so that they are judged.
+    cases += "  - {name: pixels, ranks: 2, strategy: splaxel, size: [1920, 1080],\n"
+    cases += "     stop: {noise: 0.5, min_passes: 20, max_seconds: 10}}\n"
     found = run(tmp_path, monkeypatch, cases)
     for record in found.values():
         assert record.status == "ok", record.reason
@@ -83,6 +118,13 @@ def test_the_wire_confirms_the_ledger_on_every_link(tmp_path, monkeypatch):
         assert values(found[name], "wire_over_ledger")[0] == pytest.approx(1.0, abs=0.05)
     assert values(found["host"], "wire_over_ledger")[0] < 0.01
     assert found["paced:0.5"].result is not None
+    uneven = {m.stage: m.value for m in found["native"].result.measurements if m.metric == "stage_imbalance"}
+    assert uneven.keys() == {"bin", "raster_forward", "loss", "raster_backward", "region"}
+    assert all(1 <= ratio <= 2 for ratio in uneven.values())
+    for metric in ("exchange_bandwidth", "all_to_all_bandwidth"):
+        told = [m for m in found["native"].result.measurements if m.metric == metric]
+        assert {m.stage for m in told} == {"exchange_forward", "exchange_backward"}
+        assert all(m.value > 0 for m in told)
     rates = [m for m in found["paced:0.5"].result.measurements if m.metric == "views_per_second"]
     assert rates[0].source == "modelled"
     told = found["paced:0.5"].result.measurements

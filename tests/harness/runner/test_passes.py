@@ -1,9 +1,10 @@
-"""Passes over views: what the host alone is charged with."""
+"""Passes over views: what the host alone is charged with, and how even ranks are."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from harness.runner import passes
@@ -50,3 +51,46 @@ def test_host_seconds_are_those_of_steps_alone_each_begun_on_an_idle_device(monk
     assert order == ["idle", 0, "idle", 1, "idle", 2, "settled"]
     assert job.samples == [("host", "host_seconds", 1.0 + view, view) for view in range(3)]
     assert job.measured == {"host_seconds": 2.0}
+
+
+def test_ranks_that_are_slow_in_turn_are_not_even():
+    bin_, raster, exchange = [[1.0, 1.0], [1.0, 1.0]], [[3.0, 1.0], [1.0, 3.0]], [[9.0, 0.0], [0.0, 9.0]]
+    seconds = torch.tensor([exchange, bin_, raster]).permute(1, 2, 0)
+    found = passes.imbalance(["exchange_forward", "bin", "raster_forward+loss+raster_backward"], seconds)
+    assert found == {
+        "bin": 1.0,
+        "raster_forward+loss+raster_backward": pytest.approx(1.5),
+        passes.REGION: pytest.approx(8 / 6),
+    }
+
+
+def test_one_rank_alone_is_not_called_even():
+    assert passes.imbalance(["bin"], torch.ones(1, 3, 1)) == {}
+
+
+def test_stages_of_a_pass_are_of_the_slowest_rank_and_steps_end_where_it_says():
+    """Of two ranks, this one taking 1 s and 3 s of rastering, the other 3 s and 1 s, and 2 s when settling."""
+    taken = [{"bin": 1.0, "raster_forward": 1.0}, {"bin": 1.0, "raster_forward": 3.0}, {"optimize": 2.0}]
+    job, clock = Clock(), iter(taken * passes.BREAKDOWN_PASSES)
+    job.clock = SimpleNamespace(enabled=False, take=lambda: next(clock))
+    job.ranks.by_rank = lambda mine: torch.stack([mine, mine[[1, 0, 2]]])
+    kept: dict[tuple[str, str], float] = {}
+    job.seconds = lambda metric, value, stage: kept.update({(metric, stage): value})
+    job.sample = lambda *series, **keys: job.samples.append((series, keys))
+
+    def two_steps(ended) -> None:
+        assert job.clock.enabled
+        ended()
+        ended()
+
+    passes.breakdown(job, two_steps)
+    assert kept == {
+        ("stage_seconds", "bin"): 1.0,
+        ("stage_seconds", "raster_forward"): 2.0,
+        ("stage_seconds", "optimize"): 1.0,
+        ("stage_imbalance", "bin"): 1.0,
+        ("stage_imbalance", "raster_forward"): 1.5,
+        ("stage_imbalance", passes.REGION): pytest.approx(8 / 6),
+    }
+    assert len(job.samples) == 3 * passes.BREAKDOWN_PASSES
+    assert not job.clock.enabled

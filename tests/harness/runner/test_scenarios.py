@@ -10,12 +10,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from harness.errors import EXIT_OK
 from harness.records.schema import REMARK, WorkerResult
-from harness.runner.worker import run_rank
+from harness.runner import job, worker
 from harness.scenes.ply import read_gaussians
 from harness.suite.cell import Cell
-from strategies.distribution.communicator import LocalCommunicator
-from strategies.distribution.virtual import VirtualWorld
 from strategies.registry import strategy as strategy_info
 
 SMALL: dict[str, Any] = {
@@ -32,6 +31,12 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def without_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker of these tests is this process, which no runner holds by a pipe."""
+    monkeypatch.setattr(worker, "end_with_the_runner", lambda: None)
+
+
 def result_of(folder: Path, preparation: bool = False, prepared: Path | None = None, **settings: Any) -> WorkerResult:
     """Run the cell on its ranks (one thread each) and read what it left."""
     cell = Cell.model_validate({**SMALL, **settings})
@@ -42,10 +47,7 @@ def result_of(folder: Path, preparation: bool = False, prepared: Path | None = N
         "prepared": None if prepared is None else str(prepared),
     }
     (folder / "cell.json").write_text(json.dumps(described))
-    if cell.engine == "virtual":
-        VirtualWorld(cell.ranks).run(lambda comm: run_rank(folder, comm))
-    else:
-        run_rank(folder, LocalCommunicator())
+    assert worker.main(folder) == EXIT_OK
     assert (folder / "done").exists()
     return WorkerResult.model_validate_json((folder / "result.json").read_text())
 
@@ -104,6 +106,14 @@ def test_a_preparation_leaves_its_gaussians_and_another_cell_starts_from_them(tm
     assert start == pytest.approx(end, abs=1.0)
 
 
+def test_ranks_of_one_process_open_the_scene_once(tmp_path, monkeypatch):
+    opened, load = [], job.load_scene
+    monkeypatch.setattr(job, "load_scene", lambda *arguments: opened.append(load(*arguments)) or opened[-1])
+    result = result_of(tmp_path, scenario="throughput", strategy="grendel", ranks=4, engine="virtual")
+    assert result.status == "ok"
+    assert len(opened) == 1
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_throughput_keeps_the_workload_and_samples_whole_passes(tmp_path, batch):
     result = result_of(tmp_path, scenario="throughput", batch=batch)
@@ -149,6 +159,9 @@ def test_render_times_images_of_the_training_views_and_moves_nothing(tmp_path, m
         assert len(set(own)) == views == 7
     sent = [m for m in result.measurements if m.metric == "payload_bytes" and m.place != m.peer]
     assert bool(sent) == (ranks > 1)
+    uneven = {m.stage: m.value for m in result.measurements if m.metric == "stage_imbalance"}
+    assert uneven.keys() == ({"bin", "raster_forward", "region"} if ranks > 1 else set())
+    assert all(1 <= ratio <= ranks for ratio in uneven.values())
 
 
 def test_throughput_is_invalid_when_the_workload_moves(tmp_path):

@@ -54,3 +54,10 @@ def suite_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 def laptop() -> Machine:
     """Two cores, no GPU."""
     return LAPTOP
+
+
+@pytest.fixture
+def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of photographs that suites of ours name is there, as far as a plan looks."""
+    (tmp_path / "shared" / "data" / "aerial_lewis").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.evidence.alternation import why_not
 from harness.suite import machine as machine_module
 from harness.suite.machine import Machine, gpu_count
 from harness.suite.plan import Plan, plan
@@ -136,6 +137,13 @@ def test_memory_is_counted_from_gaussians_ranks_and_pixels(planned: Planner) -> 
     assert one.predicted_bytes == 1000 * (59 * 4 * 3 + 64) + 100 * 50 * 2 * 203
     four = planned("scene: {city: small_street, gaussians: 1000, tile: [2, 3]}, size: [100, 50], ranks: 4", NO_GPU)
     assert four.cells[0].predicted_bytes == 6000 * (59 * 4 * 3 + 64) // 4 + 100 * 50 * 203
+
+
+def test_ranks_that_share_a_device_need_its_memory_together(planned: Planner) -> None:
+    settings = "strategy: grendel, scene: {city: small_street, gaussians: 1000}, size: [100, 50], ranks: 4"
+    alone, together = (planned(f"{settings}, engine: {engine}", NO_GPU).cells[0] for engine in ("gloo", "virtual"))
+    assert alone.predicted_bytes == 250 * (59 * 4 * 3 + 64) + 100 * 50 * 203
+    assert together.predicted_bytes == 4 * alone.predicted_bytes
 
 
 def test_training_starts_with_the_citys_points(planned: Planner) -> None:
@@ -291,7 +299,7 @@ def test_nvcc_is_found_in_cuda_home_and_on_the_path(monkeypatch: pytest.MonkeyPa
     assert machine_module.this_machine().nvcc
 
 
-@pytest.mark.parametrize("name", ["quickstart", "scaling", "kernels", "tail", "small_scene"])
+@pytest.mark.parametrize("name", ["quickstart", "scaling", "kernels", "tail", "small_scene", "virtual"])
 @pytest.mark.parametrize("machine", [NO_GPU, replace(SERVER, gpus=8)])
 def test_the_suites_of_this_repository_plan_everywhere(name: str, machine: Machine) -> None:
     made = plan(Path(__file__).parents[3] / "suites" / f"{name}.yaml", machine=machine)
@@ -304,6 +312,15 @@ def test_the_quickstart_stays_small() -> None:
     made = plan(Path(__file__).parents[3] / "suites" / "quickstart.yaml", machine=NO_GPU)
     assert len(made.cells) <= 9
     assert {planned.cell.repeats for planned in made.cells} == {1}
+
+
+def test_the_gate_of_one_gpu_runs_in_turns_and_nothing_moves_in_it() -> None:
+    file = Path(__file__).parents[3] / "suites" / "regression_gpu.yaml"
+    made = plan(file, machine=replace(SERVER, gpus=1))
+    assert [why_not(planned) for planned in made.cells] == [None] * len(made.cells)
+    shared = {planned.cell.strategy for planned in made.cells if planned.cell.ranks == 2}
+    assert shared == {"grendel", "splaxel", "bytesplat"}, "bytes and collectives need more than one rank"
+    assert {planned.cell.training.rate_scale for planned in made.cells} == {0.0}
 
 
 def test_the_cost_curve_grows_by_copies_and_needs_a_gpu() -> None:

@@ -61,14 +61,14 @@ GPU_CASES = """\
   - {name: raises, ranks: 2, device: cuda, engine: nccl, options: {fault: raise, rank: 1}}
   - {name: killed, ranks: 2, device: cuda, engine: nccl, options: {fault: kill, rank: 1}}
   - {name: silent, ranks: 2, device: cuda, engine: nccl, collective_timeout: 5, options: {fault: hang, rank: 1}}
-  - {name: memory, ranks: 2, device: cuda, engine: nccl, options: {fault: memory, rank: 0}}
+  - {name: memory, ranks: 2, device: cuda, engine: nccl, options: {fault: device_memory, rank: 0}}
 """
 GPU_REASONS = {
     "well": ("ok", None),
     "raises": ("failed", "ValueError: no such colour (rank 1 last in compute)"),
     "killed": ("failed", "rank 1 killed"),
     "silent": ("timeout", "exchange: rank 0 waited in vain for the other ranks, 5 s; last seen: training, "),
-    "memory": ("oom", "MemoryError: Unable to allocate 8.00 TiB (rank 0 last in compute)"),
+    "memory": ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 32768.00 GiB."),
 }
 
 
@@ -85,6 +85,7 @@ def test_faults_on_gpus_end_as_they_do_on_cpus_and_a_hang_leaves_the_flight_reco
         record = found[name]
         assert (record.status, (record.reason or "")[: len(reason or "")]) == (status, reason or ""), record.reason
     assert (found["silent"].reason or "").endswith("rank 1 last in compute; rank 0 last in exchange")
+    assert (found["memory"].reason or "").endswith("(rank 0 last in compute)")
     recordings = [path.read_text() for path in made.out.glob("cells/*/flight_recorder_rank_0.json")]
     assert len(recordings) == 1
     assert "faulty_strategy.py" in recordings[0] or "nccl.py" in recordings[0]

@@ -56,7 +56,7 @@ def assert_trained_alike(strategy, reports, single, expected) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("options", [{}, {"packed": True}, {"order": "morton"}])
+@pytest.mark.parametrize("options", [{}, {"packed": True}, {"order": "morton"}, {"harmonics": "joined"}])
 @pytest.mark.parametrize("optimizer", ["visible", "touched", "dense"])
 def test_training_with_one_view_a_step_equals_single(scene, options, optimizer):
     training = SMOOTH.model_copy(update={"optimizer": optimizer, "background": (0.1, 0.3, 0.2)})
@@ -71,11 +71,12 @@ def test_training_with_one_view_a_step_equals_single(scene, options, optimizer):
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("batch_rule", ["rows", "batch", "none"])
 @pytest.mark.parametrize("optimizer", ["visible", "touched", "dense"])
-def test_batches_follow_the_rule_of_single(make_scene, batch_rule, optimizer):
+@pytest.mark.parametrize("harmonics", ["split", "joined"])
+def test_batches_follow_the_rule_of_single(make_scene, batch_rule, optimizer, harmonics):
     scene = make_scene(count=40, views=3)
     scene.source.parameters[::3, 0] += 2.5  # Some are seen by one view of the step, some by two.
     training = SMOOTH.model_copy(update={"optimizer": optimizer, "batch_rule": batch_rule})
-    found = trained(GsplatPeer, GsplatOptions(), scene, 3, training, batch=3)
+    found = trained(GsplatPeer, GsplatOptions(harmonics=harmonics), scene, 3, training, batch=3)
     assert_trained_alike(*found, *trained(Single, SingleOptions(), scene, 3, training, batch=3))
     assert found[0].images_seen == 9
 
@@ -112,8 +113,9 @@ def test_render_is_the_image_of_single_and_leaves_no_tape(scene):
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_saved_gaussians_go_on_as_if_nothing_had_been_saved(scene):
-    strategy, _ = trained(GsplatPeer, GsplatOptions(order="morton"), scene, 3)
+@pytest.mark.parametrize("harmonics", ["split", "joined"])
+def test_saved_gaussians_go_on_as_if_nothing_had_been_saved(scene, harmonics):
+    strategy, _ = trained(GsplatPeer, GsplatOptions(order="morton", harmonics=harmonics), scene, 3)
     saved = list(strategy.shards())
     other, _ = trained(GsplatPeer, GsplatOptions(), scene, 0)
     other.load(SimpleNamespace(count=scene.source.count, shards=lambda: iter(saved)))
@@ -170,10 +172,11 @@ def test_what_is_missing_is_said_in_one_reason(monkeypatch, installed, device, r
         ({"occlusion": "history"}, "no occlusion history"),
         ({"footprint": "square"}, "no footprint square"),
         ({"t_stop": 0.0}, "stops at transmittance 0.0001, not 0.0"),
+        ({"sh_rest_rate": 0.0}, "joined harmonics all move by sh_rest_rate"),
     ],
 )
 def test_training_that_its_kernels_cannot_do_is_refused(training, reason):
-    found = INFO.refuses_training(GsplatOptions(), Training(**training))
+    found = INFO.refuses_training(GsplatOptions(harmonics="joined"), Training(**training))
     assert found is None if reason is None else reason in found
 
 
@@ -193,14 +196,15 @@ def _on_gpu(scene, name: str, training: Training, batch: int, **options):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("harmonics", ["split", "joined"])
 @pytest.mark.parametrize(("optimizer", "batch"), [("visible", 1), ("touched", 1), ("dense", 1), ("visible", 3)])
-def test_the_package_trains_on_a_gpu_as_single_does(make_scene, packed, optimizer, batch):
+def test_the_package_trains_on_a_gpu_as_single_does(make_scene, packed, harmonics, optimizer, batch):
     pytest.importorskip("gsplat")
     if not torch.cuda.is_available():
         pytest.skip("gsplat computes on GPUs only")
     scene = make_scene(count=300)
     training = Training(convention="gsplat153", sh_every=0, optimizer=optimizer, background=(0.1, 0.2, 0.3))
-    losses, image = _on_gpu(scene, "gsplat", training, batch, packed=packed)
+    losses, image = _on_gpu(scene, "gsplat", training, batch, packed=packed, harmonics=harmonics)
     expected, exact = _on_gpu(scene, "single", training, batch)
     assert losses == pytest.approx(expected, rel=1e-4)
     # Adam's first steps are as long as the rate wherever the gradient is, so rounding may turn a tiny one around.

@@ -10,7 +10,9 @@ from strategies.info import Options, StrategyInfo
 
 
 class FaultyOptions(Options):
-    fault: Literal["none", "raise", "memory", "nan", "hang", "slow", "kill", "kill_parent", "fill"] = "none"
+    fault: Literal["none", "raise", "memory", "device_memory", "nan", "hang", "slow", "kill", "kill_parent", "fill"] = (
+        "none"
+    )
     rank: int = Field(0, ge=0)
     """Which rank it strikes."""
     step: int = Field(1, ge=0)

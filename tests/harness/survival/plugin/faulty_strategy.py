@@ -19,6 +19,8 @@ from strategies.views import ViewQueue
 
 SLOW_SECONDS = 0.3
 FOREVER = 600.0
+MORE_THAN_A_GPU = 1 << 45
+"""Bytes."""
 
 
 class Faulty(Strategy):
@@ -83,6 +85,8 @@ class Faulty(Strategy):
                 raise ValueError("no such colour")
             case "memory":
                 raise MemoryError("Unable to allocate 8.00 TiB")
+            case "device_memory":
+                torch.empty(MORE_THAN_A_GPU, dtype=torch.uint8, device=self.ctx.world.devices[0])
             case "nan":
                 return loss * float("nan")
             case "hang":
