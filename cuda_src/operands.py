@@ -97,6 +97,11 @@ class KernelSet:
         """`project` and `project_backward_adam` of the back end can be given bounds of groups (cuda_src/bounds.py)."""
         return bool(getattr(self.module, "READS_BOUNDS", False))
 
+    @property
+    def leaves_ids(self) -> bool:
+        """`project` of the back end can leave ids where they are (`Splats.ids_by_row`)."""
+        return bool(getattr(self.module, "LEAVES_IDS", False))
+
 
 @dataclass(frozen=True)
 class Room:
@@ -120,7 +125,8 @@ class Splats:
     records: [V, RECORD] real, columns as in layout.py; rows may lie further apart. live, overflow: None unless the view
     was given a room; then V is the room, live[0] ([2] int64 on the device) says how many rows are in use, more than V
     if the room was too small; live[1] of them are not drawn, since their colour is not finite (record depth NaN): they
-    have no instance and are never moved. overflow is the room's.
+    have no instance and are never moved. overflow is the room's. ids_by_row: ids are those of all rows of the storage,
+    and splat v has ids[rows[v]]; only where `project` was asked for it.
     """
 
     rows: torch.Tensor
@@ -128,6 +134,7 @@ class Splats:
     records: torch.Tensor
     live: torch.Tensor | None = None
     overflow: torch.Tensor | None = None
+    ids_by_row: bool = False
 
     @property
     def count(self) -> int:

@@ -72,6 +72,7 @@ def project(
     workspace: Workspace,
     room: Room | None = None,
     bounds: torch.Tensor | None = None,  # [groups, BOUND]
+    ids_by_row: bool = False,
 ) -> Splats:
     """Cull, project and colour the Gaussians that touch at least one tile of the view.
 
@@ -79,10 +80,12 @@ def project(
     max(0, SH(direction) + 0.5). Culled: depth < near or > camera.far, opacity < alpha_min, non-finite projection,
     no tile touched. room: nothing is read by the host; only for back ends with `KernelSet.takes_rooms`. bounds: of
     groups of the rows (cuda_src/bounds.py), so that only groups are read that may be seen; only with
-    `KernelSet.reads_bounds`.
+    `KernelSet.reads_bounds`. ids_by_row: who asks needs ids only to bin these splats, so that they need not be copied;
+    only with `KernelSet.leaves_ids`.
     """
     given: dict[str, Any] = {} if room is None else {"room": room}
     given |= {} if bounds is None else {"bounds": bounds}
+    given |= {"ids_by_row": True} if ids_by_row else {}
     return kernels.called.project(kernels, parameters, ids, camera, sh_degree, workspace, **given)
 
 

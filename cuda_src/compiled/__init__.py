@@ -50,5 +50,8 @@ __all__ = [
 READS_BOUNDS = True
 """`project` looks only at groups of rows that a view may see; moving rows widens bounds (`KernelSet.reads_bounds`)."""
 
+LEAVES_IDS = True
+"""`project` need not copy ids, and `bin_splats` then looks them up by row (`KernelSet.leaves_ids`)."""
+
 TAKES_ROOMS = True
 """`project` and `bin_splats` take a `Room` and then read nothing on the host (`KernelSet.takes_rooms`)."""

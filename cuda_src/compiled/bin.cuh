@@ -17,6 +17,15 @@ struct Given {
     const int* places;     // [tiles of the image], position among the listed ones or -1; null where all are listed
     const uint8_t* subtiles;
     const float* depth_limit;
+    const int64_t* rows;  // of the splats, if ids are by row; null if they are by splat
+};
+
+// Which id a splat has.
+struct Ids {
+    const int64_t *values, *rows;
+
+    explicit Ids(const Given& given) : values(given.ids), rows(given.rows) {}
+    __device__ int64_t operator[](uint32_t splat) const { return values[rows == nullptr ? splat : rows[splat]]; }
 };
 
 // Counted on the way; zeros before. wide: splats whose tiles are walked by warps; the others: see Lists.
@@ -105,7 +114,7 @@ struct Lists {
 };
 
 // Each list by depth, then id, then splat, into `splat`. starts: [tiles + 1].
-cudaError_t sort_lists(cudaStream_t stream, const Lists& lists, const int64_t* ids, const Work& work, int64_t tiles,
+cudaError_t sort_lists(cudaStream_t stream, const Lists& lists, const Ids& ids, const Work& work, int64_t tiles,
                        const int64_t* starts, int* splat);
 
 // Key of a splat that is not drawn.

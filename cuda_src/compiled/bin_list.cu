@@ -4,15 +4,34 @@
 constexpr int START_THREADS = 1024;
 constexpr int START_EACH = 8;
 
-// A list that is split before it is sorted.
-__device__ void add_long(const Lists& lists, const Work& work, int place, int64_t count) {
+__device__ int shares_of(int count) { return (count + SHARE - 1) / SHARE; }
+
+// Those of a thread's lists, in tiles from `first` on, that are split before they are sorted. They take their places
+// together: where one tile's list is long, so are its neighbours'.
+__device__ void add_long(const Lists& lists, const Work& work, int first, const int (&counts)[START_EACH]) {
+    int more_lists = 0, more_buckets = 0, more_shares = 0;
+#pragma unroll
+    for (int count : counts) {
+        if (count > SORTED) ++more_lists, more_buckets += buckets_of(count), more_shares += shares_of(count);
+    }
+    if (more_lists == 0) return;
     auto take = [](unsigned long long* total, int more) {
         return static_cast<int>(atomicAdd(total, static_cast<unsigned long long>(more)));
     };
-    int shares = static_cast<int>((count + SHARE - 1) / SHARE), list = take(&work.totals()->long_lists, 1);
-    lists.long_lists[list] = {place, take(&work.totals()->buckets, buckets_of(count))};
-    int at = take(&work.totals()->shares, shares);
-    for (int number = 0; number < shares; ++number) lists.shares[at + number] = make_int2(list, number);
+    Counts* totals = work.totals();
+    int list = take(&totals->long_lists, more_lists), bucket = take(&totals->buckets, more_buckets);
+    int share = take(&totals->shares, more_shares);
+#pragma unroll
+    for (int i = 0; i < START_EACH; ++i) {
+        if (counts[i] > SORTED) {
+            lists.long_lists[list] = {first + i, bucket};
+            for (int number = 0; number < shares_of(counts[i]); ++number) {
+                lists.shares[share++] = make_int2(list, number);
+            }
+            bucket += buckets_of(counts[i]);
+            ++list;
+        }
+    }
 }
 
 // Where lists start, as far as there is room, and the shares of long ones: one block, 8192 tiles at a time. Counts of
@@ -44,13 +63,14 @@ __global__ void __launch_bounds__(START_THREADS) start_lists(Given given, Work w
 #pragma unroll
         for (int i = 0; i < START_EACH; ++i) {
             if (first + i < tiles) {
-                int64_t start = min(begin, lists.room), count = min(begin + counts[i], lists.room) - start;
+                int64_t start = min(begin, lists.room);
                 begin += counts[i];
+                counts[i] = static_cast<int>(min(begin, lists.room) - start);
                 starts[first + i] = start;
                 tallies[first + i] = 0;
-                if (count > SORTED) add_long(lists, work, static_cast<int>(first + i), count);
             }
         }
+        add_long(lists, work, static_cast<int>(first), counts);
     }
     if (threadIdx.x != 0) return;
     starts[tiles] = min(before, lists.room);
@@ -63,8 +83,12 @@ __global__ void __launch_bounds__(START_THREADS) start_lists(Given given, Work w
 }
 static_assert(START_THREADS == WARP * WARP, "a warp adds up the warps");
 
-// Each splat into the lists of its tiles. TABLE: a block counts its splats by tile first, takes places for all of them
-// at once, and gives these out in shared memory.
+// A block has so many instances of one tile if neighbours meet the same tiles, far from the camera: a quarter of a warp
+// or more would wait for one counter.
+constexpr int CROWDED = CHUNK / 8;
+
+// Each splat that is not wide into the lists of its tiles. TABLE: a block counts its splats by tile first, takes places
+// for all of them at once, and gives these out in shared memory.
 template <bool TABLE>
 __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given given, Work work, Lists lists,
                                                           int tiles, const int64_t* starts) {
@@ -72,7 +96,7 @@ __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given
     // Splats have numbers of 31 bits.
     uint32_t first = blockIdx.x * CHUNK, live = static_cast<uint32_t>(work.live(given));
     if (first >= live) return;
-    bool gives_out = !TABLE;
+    bool gives_out = !TABLE, crowded = false;
     auto take = [&](int place, uint32_t splat) {
         if (TABLE && !gives_out) {
             atomicAdd(table + place, 1);
@@ -83,6 +107,15 @@ __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given
                             : static_cast<uint32_t>(starts[place]) +
                                   static_cast<uint32_t>(atomicAdd(work.tallies() + place, 1));
         if (at < lists.room) lists.entries[at] = make_uint2(work.depths()[splat], splat);
+    };
+    // By all lanes: those with the same tile take places for all of them at once.
+    auto take_together = [&](int place, uint32_t splat) {
+        unsigned alike = __match_any_sync(ALL_LANES, place);
+        int first_lane = __ffs(static_cast<int>(alike)) - 1, begin = 0;
+        if (place >= 0 && lane_index() == first_lane) begin = atomicAdd(table + place, __popc(alike));
+        begin = __shfl_sync(ALL_LANES, begin, first_lane);
+        uint32_t at = static_cast<uint32_t>(begin + __popc(alike & ((1u << lane_index()) - 1)));
+        if (place >= 0 && at < lists.room) lists.entries[at] = make_uint2(work.depths()[splat], splat);
     };
     if (TABLE) {
         for (int k = threadIdx.x; k < tiles; k += THREADS) table[k] = 0;
@@ -100,9 +133,17 @@ __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given
 #pragma unroll
         for (int round = 0; round < CHUNK_ROUNDS; ++round) {
             Tiles found = Tiles::of(words[round]);
-            for (uint32_t hits = found.hits; hits; hits &= hits - 1) {
-                int2 tile = found.tile(__ffs(hits) - 1);
-                take(listing.place_of(tile.x, tile.y), first + round * THREADS + threadIdx.x);
+            uint32_t splat = first + round * THREADS + threadIdx.x;
+            auto place_of = [&](uint32_t hits) {
+                int2 tile = found.tile(__ffs(static_cast<int>(hits)) - 1);
+                return listing.place_of(tile.x, tile.y);
+            };
+            if (TABLE && crowded) {
+                for (uint32_t hits = found.hits; __any_sync(ALL_LANES, hits != 0); hits &= hits - 1) {
+                    take_together(hits ? place_of(hits) : -1, splat);
+                }
+            } else {
+                for (uint32_t hits = found.hits; hits; hits &= hits - 1) take(place_of(hits), splat);
             }
         }
         if (gives_out) break;
@@ -110,9 +151,10 @@ __global__ void __launch_bounds__(THREADS) list_instances(Listing listing, Given
         __syncthreads();
         for (int k = threadIdx.x; k < tiles; k += THREADS) {
             int count = table[k];
+            crowded |= count >= CROWDED;
             if (count > 0) table[k] = static_cast<int>(starts[k]) + atomicAdd(work.tallies() + k, count);
         }
-        __syncthreads();
+        crowded = __syncthreads_or(crowded);
     }
 }
 
@@ -145,7 +187,7 @@ EXPORT int list_bins(Queue queue, const View* view, const Given* given, const Wo
     CHECK(cudaGetLastError());
     list_wide<<<WIDE_BLOCKS, THREADS, 0, stream>>>(Listing(*view, *given), *work, lists, starts);
     CHECK(cudaGetLastError());
-    return sort_lists(stream, lists, given->ids, *work, tiles, starts, splat);
+    return sort_lists(stream, lists, Ids(*given), *work, tiles, starts, splat);
 }
 
 // All of binning, where the sizes are those of a room.

@@ -1,33 +1,39 @@
-// Binning, third part: each tile's list by depth, then id, then splat. A block sorts a list in shared memory. Longer lists
-// are split first, into buckets that fit (Frazer & McKellar 1970, "Samplesort"): splitters out of a sorted sample, and
+// Binning, third part: each tile's list by depth, then id, then splat. A block sorts a list in shared memory. Longer
+// lists are split first, into buckets that fit (Frazer & McKellar 1970, "Samplesort"): splitters out of a sorted sample, and
 // every entry into the bucket between the two splitters that it lies between. Splitters have an id and a splat as well as
 // a depth, so that entries of equal depth are split as any others.
 #include "bin_sort.cuh"
 
 // Sampled entries of a bucket: one has 2.7 times as many entries as its share, SORTED, once in 10^10.
 constexpr int SAMPLED = 32;
-constexpr int SPREAD_THREADS = 512;
+constexpr int SPREAD_THREADS = 1024;
 constexpr int SPREAD_EACH = SHARE / SPREAD_THREADS;
+static_assert(MOST_BUCKETS % SPREAD_THREADS == 0 && SHARE % SPREAD_THREADS == 0, "threads have equal numbers");
 
-// A block has a long list: sorts a sample of it and picks splitters at equal distances. Each sampled entry is anywhere in
-// its own stretch of the list: at equal distances they might be as regular as the scene.
-__global__ void __launch_bounds__(SORT_THREADS, 5) split_lists(Lists lists, const int64_t* ids, Work work,
+// A block has a long list: sorts a sample of it and picks splitters at equal distances. Each sampled entry is anywhere
+// in its own stretch of the list: at equal distances they might be as regular as the scene.
+__global__ void __launch_bounds__(SORT_THREADS, 5) split_lists(Lists lists, Ids ids, Work work,
                                                                const int64_t* starts) {
     __shared__ Sorting shared;
     if (blockIdx.x >= work.totals()->long_lists) return;
     LongList list = lists.long_lists[blockIdx.x];
     int64_t begin = starts[list.place], count = starts[list.place + 1] - begin;
-    int buckets = buckets_of(count), sampled = min(buckets * SAMPLED, SORTED);
+    int buckets = buckets_of(count);
+    uint32_t sampled = min(buckets * SAMPLED, SORTED);
     Bucket* own = lists.buckets + list.first_bucket;
-    auto entry_at = [&](int i) {
-        int64_t first = i * count / sampled, after = (i + 1) * count / sampled;
-        uint32_t scattered = (static_cast<uint32_t>(i) + 1) * 2654435769u;
-        return lists.entries[begin + first + (scattered >> 8) % static_cast<uint32_t>(after - first)];
-    };
+    // Nothing lies in `spread` yet.
+    uint2* sample = lists.spread + begin;
+    uint32_t stretch = static_cast<uint32_t>(count) / sampled, longer = static_cast<uint32_t>(count) % sampled;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < sampled; i += SORT_THREADS) {
+        uint32_t scattered = (i + 1) * 2654435769u >> 8;
+        sample[i] = lists.entries[begin + i * stretch + min(i, longer) + scattered % (stretch + (i < longer))];
+    }
     for (int b = threadIdx.x; b < buckets; b += SORT_THREADS) own[b].size = 0, own[b].taken = 0;
     // Bucket b begins with the first sampled entry of its b-th part.
-    sort_in_block(shared, sampled, ids, entry_at, [&](int to, uint2 entry) {
-        int b = to * buckets / sampled;
+    __syncthreads();
+    sort_in_block(shared, sampled, ids, [&](int i) { return sample[i]; }, [&](int to, uint2 entry) {
+        uint32_t b = to * buckets / sampled;
         if ((b * sampled + buckets - 1) / buckets == to) own[b].splitter = entry;
     });
 }
@@ -53,7 +59,7 @@ struct Share {
         for (int b = threadIdx.x; b < bucket_count; b += SPREAD_THREADS) splitters[b] = buckets[b].splitter;
     }
     // The last bucket whose splitter does not come after the entry, or the first bucket.
-    __device__ int bucket_of(uint2 entry, const uint2* splitters, const int64_t* ids) const {
+    __device__ int bucket_of(uint2 entry, const uint2* splitters, const Ids& ids) const {
         int found = 0;
         for (int step = 1 << (31 - __clz(bucket_count)); step > 0; step /= 2) {
             int next = found + step;
@@ -64,7 +70,7 @@ struct Share {
 };
 
 // How many entries each bucket has.
-__global__ void __launch_bounds__(SPREAD_THREADS) count_buckets(Lists lists, const int64_t* ids, Work work,
+__global__ void __launch_bounds__(SPREAD_THREADS) count_buckets(Lists lists, Ids ids, Work work,
                                                                 const int64_t* starts) {
     __shared__ uint2 splitters[MOST_BUCKETS];
     __shared__ int tallies[MOST_BUCKETS];
@@ -83,7 +89,7 @@ __global__ void __launch_bounds__(SPREAD_THREADS) count_buckets(Lists lists, con
 }
 
 // Entries into their buckets. A block takes places for all of its own at once.
-__global__ void __launch_bounds__(SPREAD_THREADS) fill_buckets(Lists lists, const int64_t* ids, Work work,
+__global__ void __launch_bounds__(SPREAD_THREADS) fill_buckets(Lists lists, Ids ids, Work work,
                                                                const int64_t* starts) {
     constexpr int WARPS = SPREAD_THREADS / WARP, EACH = MOST_BUCKETS / SPREAD_THREADS;
     __shared__ uint2 splitters[MOST_BUCKETS];
@@ -93,14 +99,19 @@ __global__ void __launch_bounds__(SPREAD_THREADS) fill_buckets(Lists lists, cons
     Share share(lists, starts, splitters);
     for (int b = threadIdx.x; b < share.bucket_count; b += SPREAD_THREADS) tallies[b] = 0;
     __syncthreads();
-    // Bucket, and how many of the block's entries got there before.
-    int bucket[SPREAD_EACH], before[SPREAD_EACH];
+    uint2 entries[SPREAD_EACH];
+    uint32_t ranks[SPREAD_EACH];  // bucket, and how many of the block's entries got there before
 #pragma unroll
     for (int e = 0; e < SPREAD_EACH; ++e) {
         int i = e * SPREAD_THREADS + threadIdx.x;
-        if (i >= share.count) break;
-        bucket[e] = share.bucket_of(lists.entries[share.first + i], splitters, ids);
-        before[e] = atomicAdd(tallies + bucket[e], 1);
+        if (i < share.count) entries[e] = lists.entries[share.first + i];
+    }
+#pragma unroll
+    for (int e = 0; e < SPREAD_EACH; ++e) {
+        if (e * SPREAD_THREADS + static_cast<int>(threadIdx.x) < share.count) {
+            int bucket = share.bucket_of(entries[e], splitters, ids);
+            ranks[e] = static_cast<uint32_t>(bucket * SHARE + atomicAdd(tallies + bucket, 1));
+        }
     }
     int first = threadIdx.x * EACH, sizes[EACH], own = 0;
 #pragma unroll
@@ -126,15 +137,15 @@ __global__ void __launch_bounds__(SPREAD_THREADS) fill_buckets(Lists lists, cons
     __syncthreads();
 #pragma unroll
     for (int e = 0; e < SPREAD_EACH; ++e) {
-        int i = e * SPREAD_THREADS + threadIdx.x;
-        if (i >= share.count) break;
-        lists.spread[tallies[bucket[e]] + before[e]] = lists.entries[share.first + i];
+        if (e * SPREAD_THREADS + static_cast<int>(threadIdx.x) < share.count) {
+            lists.spread[tallies[ranks[e] / SHARE] + static_cast<int>(ranks[e] % SHARE)] = entries[e];
+        }
     }
 }
 
 // A bucket that its sample has made too large is sorted where it is, by Batcher's bitonic network (1968) in the form in
 // which every comparison puts the smaller entry first: places beyond the end, which would have the largest, stay there.
-__device__ void sort_in_place(uint2* entries, int64_t count, const int64_t* ids) {
+__device__ void sort_in_place(uint2* entries, int64_t count, const Ids& ids) {
     for (int64_t run = 2; run / 2 < count; run *= 2) {
         for (int64_t step = run / 2; step > 0; step /= 2) {
             __syncthreads();
@@ -154,7 +165,7 @@ __device__ void sort_in_place(uint2* entries, int64_t count, const int64_t* ids)
 }
 
 // Blocks up to most_buckets have buckets of long lists, the others whole lists.
-__global__ void __launch_bounds__(SORT_THREADS, 5) sort_entries(Lists lists, const int64_t* ids, Work work,
+__global__ void __launch_bounds__(SORT_THREADS, 5) sort_entries(Lists lists, Ids ids, Work work,
                                                                 int64_t most_buckets, const int64_t* starts,
                                                                 int* splat) {
     __shared__ Sorting shared;
@@ -180,7 +191,7 @@ __global__ void __launch_bounds__(SORT_THREADS, 5) sort_entries(Lists lists, con
                   [&](int to, uint2 entry) { splat[to] = static_cast<int>(entry.y); });
 }
 
-cudaError_t sort_lists(cudaStream_t stream, const Lists& lists, const int64_t* ids, const Work& work, int64_t tiles,
+cudaError_t sort_lists(cudaStream_t stream, const Lists& lists, const Ids& ids, const Work& work, int64_t tiles,
                        const int64_t* starts, int* splat) {
     unsigned long_lists = static_cast<unsigned>(Lists::most_long(lists.room));
     unsigned shares = static_cast<unsigned>(Lists::most_shares(lists.room));

@@ -161,31 +161,36 @@ struct Order {
     }
 };
 
-__device__ inline bool comes_before(uint2 a, uint2 b, const int64_t* ids) {
+__device__ inline bool comes_before(uint2 a, uint2 b, const Ids& ids) {
     if (a.x != b.x) return a.x < b.x;
     int64_t id = ids[a.y], other = ids[b.y];
     return id < other || (id == other && a.y < b.y);
 }
 
-// Where the entry at a place belongs: its run of alike ones is put in order by comparing all with all.
+// Where the entry at a place belongs: its run of alike ones is put in order by comparing all with all. What places have
+// been sorted by are bits of the depths, which lie whole in shared memory; entries are read where depths are equal.
 template <typename EntryAt>
-__device__ int place_in_run(const Order& order, EntryAt entry_at, const int64_t* ids, int place) {
+__device__ int place_in_run(const Order& order, EntryAt entry_at, const Ids& ids, int place) {
     uint32_t own = order.upper(place);
     int first = place, last = place;
     while (first > 0 && order.upper(first - 1) == own) --first;
     while (last + 1 < order.count && order.upper(last + 1) == own) ++last;
     if (first == last) return place;
-    uint2 entry = entry_at(order.at(place));
-    int to = first;
+    int entry = order.at(place), to = first;
+    uint32_t depth = order.s.keys[entry];
 #pragma unroll 1
-    for (int k = first; k <= last; ++k) to += comes_before(entry_at(order.at(k)), entry, ids);
+    for (int k = first; k <= last; ++k) {
+        int other = order.at(k);
+        uint32_t its = order.s.keys[other];
+        to += its < depth || (its == depth && other != entry && comes_before(entry_at(other), entry_at(entry), ids));
+    }
     return to;
 }
 
 // What a list is sorted by, one after the other as far as it takes: by depth alone unless many depths are equal.
 enum Key { UPPER_DEPTH, DEPTH, SPLAT, LOWER_ID, UPPER_ID, LAST_DEPTH };
 
-__device__ inline uint32_t key_of(uint2 entry, int key, const int64_t* ids) {
+__device__ inline uint32_t key_of(uint2 entry, int key, const Ids& ids) {
     if (key == SPLAT) return entry.y;
     if (key == LOWER_ID) return static_cast<uint32_t>(ids[entry.y]);
     // The sign bit is turned, so that negative ids come first.
@@ -195,7 +200,7 @@ __device__ inline uint32_t key_of(uint2 entry, int key, const int64_t* ids) {
 
 // By the whole block. put(to, entry): of every entry, in any order.
 template <typename EntryAt, typename Put>
-__device__ void sort_in_block(Sorting& shared, int count, const int64_t* ids, EntryAt entry_at, Put put) {
+__device__ void sort_in_block(Sorting& shared, int count, const Ids& ids, EntryAt entry_at, Put put) {
     Order order(shared, count);
     int key = UPPER_DEPTH;
 #pragma unroll 1

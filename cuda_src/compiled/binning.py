@@ -47,6 +47,7 @@ class Given(ctypes.Structure):
         ("places", ctypes.c_void_p),
         ("subtiles", ctypes.c_void_p),
         ("depth_limit", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
     )
 
 
@@ -90,11 +91,12 @@ def bin_splats(
         splat_starts = workspace.zeros(_SPLAT_STARTS[0], (n + 1,), _SPLAT_STARTS[1])
         return Bins(_listed_tiles(camera, tiles, workspace), starts, none, None, splat_starts)
 
-    ids = splats.ids.contiguous()
+    ids, rows = splats.ids.contiguous(), splats.rows.contiguous() if splats.ids_by_row else None
     subtiles, depth_limit = None if subtiles is None else subtiles.contiguous(), as_real(depth_limit)
     given = (
         aligned_records(splats.records, workspace).data_ptr(), address(ids), n, address(splats.live),
         address(splats.overflow), address(places), address(subtiles), address(depth_limit),
+        address(rows),
     )  # fmt: skip
     if room is None:
         return _binned_exactly(kernels, Given(*given), camera, workspace, tiles, listed)

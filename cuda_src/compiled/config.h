@@ -40,8 +40,8 @@ constexpr int MOST_SEGMENTS = TILE_THREADS;
 // List entries read by one load of shared memory.
 constexpr int LISTED = 4;
 
-// Tiles of a splat's span that one thread of `route_splats` tests by itself; the warp shares wider spans. Most spans have
-// 1-6 tiles.
+// Tiles of a splat's span that one thread of `route_splats` or of culling tests by itself; the warp shares wider spans.
+// Most spans have 1-6 tiles.
 constexpr int OWN_SPAN = 12;
 
 // Depths of a tile's list, alike in the bits sorted by, that threads put in order by comparing all with all. With longer

@@ -37,25 +37,38 @@ __device__ inline float sigma_exact(const Footprint& f, float dx, float dy) {
     return __fadd_rn(__fmul_rn(0.5f, squares), __fmul_rn(__fmul_rn(f.b, dx), dy));
 }
 
-// The footprint, ellipse or square, meets the rectangle of pixel centres.
+// Where in a rectangle sigma is least, from the mean, and how large it is there.
+struct Nearest {
+    float dx, dy, sigma;
+};
+
+// Of a rectangle whose borders are given from the mean.
 //
 // Sigma is convex and smallest at the mean, so from outside the minimum lies on an edge that faces the mean: one edge
 // or two, along each of which sigma is a parabola.
-__device__ inline bool meets(const Footprint& f, bool square, float x0, float y0, float x1, float y1) {
-    x0 = __fsub_rn(x0, f.x), x1 = __fsub_rn(x1, f.x), y0 = __fsub_rn(y0, f.y), y1 = __fsub_rn(y1, f.y);
-    if (square) return x0 <= f.radius && x1 >= -f.radius && y0 <= f.radius && y1 >= -f.radius;
+__device__ inline Nearest nearest_in(const Footprint& f, float x0, float y0, float x1, float y1) {
     float dx = x0 > 0.f ? x0 : (x1 < 0.f ? x1 : 0.f);
     float dy = y0 > 0.f ? y0 : (y1 < 0.f ? y1 : 0.f);
-    float least = dx == 0.f && dy == 0.f ? 0.f : 3.402823466e38f;
+    Nearest found = {dx, dy, dx == 0.f && dy == 0.f ? 0.f : 3.402823466e38f};
     if (dx != 0.f) {
         float best = __fmul_rn(__fmul_rn(-f.b, dx), inverse_fast(f.c));
-        least = sigma_exact(f, dx, fminf(fmaxf(best, y0), y1));
+        found.dy = fminf(fmaxf(best, y0), y1);
+        found.sigma = sigma_exact(f, dx, found.dy);
     }
     if (dy != 0.f) {
         float best = __fmul_rn(__fmul_rn(-f.b, dy), inverse_fast(f.a));
-        least = fminf(least, sigma_exact(f, fminf(fmaxf(best, x0), x1), dy));
+        float along = fminf(fmaxf(best, x0), x1), sigma = sigma_exact(f, along, dy);
+        found.sigma = fminf(found.sigma, sigma);
+        if (found.sigma == sigma) found.dx = along, found.dy = dy;
     }
-    return least <= f.reach;
+    return found;
+}
+
+// The footprint, ellipse or square, meets the rectangle of pixel centres.
+__device__ inline bool meets(const Footprint& f, bool square, float x0, float y0, float x1, float y1) {
+    x0 = __fsub_rn(x0, f.x), x1 = __fsub_rn(x1, f.x), y0 = __fsub_rn(y0, f.y), y1 = __fsub_rn(y1, f.y);
+    if (square) return x0 <= f.radius && x1 >= -f.radius && y0 <= f.radius && y1 >= -f.radius;
+    return nearest_in(f, x0, y0, x1, y1).sigma <= f.reach;
 }
 
 // Half the extent of sigma <= reach along one axis, pixels, not less: bounds what is then tested exactly.

@@ -7,14 +7,10 @@ import torch
 from cuda_src.camera import TILE
 from cuda_src.compiled.bindings import ReplayedLaunch, address, count
 from cuda_src.compiled.build import LOSS_WINDOWS
+from cuda_src.compiled.lent import lent, loss_bytes
 from cuda_src.compiled.raster import as_real
 from cuda_src.operators import WHOLE_IMAGE, Halo, KernelSet, Loss, LossWindow
 from cuda_src.workspace import Workspace
-
-_DERIVATIVES = 9
-"""Of SSIM at a pixel: three for each colour."""
-_FIELD = 32
-"""Derivatives lie in fields of so many columns of pixels; FIELD of loss.cuh."""
 
 
 def l1_ssim(
@@ -41,11 +37,10 @@ def l1_ssim(
         listed = None if tiles is None else workspace.take("loss.listed", (image_tiles,), torch.uint8)
         totals = workspace.take("loss.totals", (3,))
         gradient = workspace.take("loss.gradient", (height, width, 3))
-        derivatives = 0 if window.kind == "l1" else _DERIVATIVES
+        (derivatives,) = lent(workspace, 0 if window.kind == "l1" else loss_bytes(height, width))
         launch = ReplayedLaunch(
             "l1_ssim", target.device, real, target, mask, tiles, count(number), listed, *scalars,
-            workspace.take("loss.derivatives", (derivatives, height, -(-width // _FIELD) * _FIELD)),
-            workspace.take("loss.sums", (image_tiles, 3)), gradient, totals,
+            derivatives, workspace.take("loss.sums", (image_tiles, 3)), gradient, totals,
         )  # fmt: skip
         value, l1, ssim = totals.unbind()
         return Loss(value, l1, ssim, gradient), launch

@@ -22,32 +22,67 @@ __device__ bool far_outside(const View& view, float3 p, const float* log_scale, 
     return x + extent_x < 0.f || x - extent_x > view.width || y + extent_y < 0.f || y - extent_y > view.height;
 }
 
-__device__ bool touches_a_tile(const View& view, const float* record) {
-    Footprint f = footprint_of(view, record);
-    TileLimits all = {nullptr, nullptr};
-    // The span has the tile around the mean, and nearly always that one decides.
-    if (f.x >= 0.f && f.x < view.width && f.y >= 0.f && f.y < view.height) {
-        int x = static_cast<int>(f.x) / TILE, y = static_cast<int>(f.y) / TILE;
-        if (meets_tile(view, f, all, record[RECORD_DEPTH], x, y)) return true;
+enum Touch { NO_TILE, A_TILE, UNDECIDED };
+
+// Share of sigma's positive terms by which rounding may make it too large: five operations of half an ulp each.
+constexpr float SIGMA_ROUNDING = 1e-6f;
+
+// Whether the footprint meets a tile, as one lane finds out by few tests. A wide span may have thousands of tiles, and
+// none that is met, where a slanted ellipse passes the image; but then the image as a whole is not met, and if it is, it
+// is so where sigma is least, and nearly always the tile around that point too.
+__device__ Touch touches_a_tile(const View& view, const Footprint& f) {
+    float x0 = 0.5f - f.x, y0 = 0.5f - f.y, x1 = view.width - 0.5f - f.x, y1 = view.height - 0.5f - f.y;
+    Nearest nearest = {clamped(0.f, x0, x1), clamped(0.f, y0, y1), 0.f};
+    if (!view.square) {
+        nearest = nearest_in(f, x0, y0, x1, y1);
+        float terms = f.a * nearest.dx * nearest.dx + f.c * nearest.dy * nearest.dy;
+        if (nearest.sigma > f.reach + SIGMA_ROUNDING * terms) return NO_TILE;
     }
+    TileLimits all = {nullptr, nullptr};
+    int near_x = static_cast<int>(clamped(f.x + nearest.dx, 0.f, view.width - 1.f)) / TILE;
+    int near_y = static_cast<int>(clamped(f.y + nearest.dy, 0.f, view.height - 1.f)) / TILE;
+    if (meets_tile(view, f, all, 0.f, near_x, near_y)) return A_TILE;
     Span span = span_of(view, f);
+    if (span.count() > OWN_SPAN) return UNDECIDED;
     for (int y = span.y0; y < span.y1; ++y) {
         for (int x = span.x0; x < span.x1; ++x) {
-            if (meets_tile(view, f, all, record[RECORD_DEPTH], x, y)) return true;
+            if (meets_tile(view, f, all, 0.f, x, y)) return A_TILE;
         }
     }
-    return false;
+    return NO_TILE;
+}
+
+// Whether this lane's footprint meets a tile: of each that is undecided the warp tests 32 tiles at a time.
+__device__ bool touch_together(const View& view, const Footprint& f, bool undecided) {
+    bool touches = false;
+    for (unsigned left = __ballot_sync(ALL_LANES, undecided); left != 0u; left &= left - 1) {
+        int from = __ffs(static_cast<int>(left)) - 1;
+        auto of = [&](float value) { return __shfl_sync(ALL_LANES, value, from); };
+        Footprint its = {of(f.x), of(f.y), of(f.a), of(f.b), of(f.c), of(f.reach), of(f.radius)};
+        Span span = span_of(view, its);
+        int columns = span.x1 - span.x0;
+        bool any = false;
+        for (int first = 0; first < span.count() && !any; first += WARP) {
+            int i = first + lane_index();
+            any = __any_sync(ALL_LANES, i < span.count() && meets_tile(view, its, {nullptr, nullptr}, 0.f,
+                                                                       span.x0 + i % columns, span.y0 + i / columns));
+        }
+        if (lane_index() == from) touches = any;
+    }
+    return touches;
 }
 
 // gaussian: its first SH columns.
-__device__ bool is_visible(const View& view, const float* gaussian) {
+__device__ Touch look_at(const View& view, const float* gaussian, Footprint& f) {
     float3 p = to_view(view, from_camera(view, gaussian + MEAN));
-    if (!(p.z >= view.near_plane && p.z <= view.far_plane)) return false;
+    if (!(p.z >= view.near_plane && p.z <= view.far_plane)) return NO_TILE;
     float x = view.fx * (p.x / p.z) + view.cx, y = view.fy * (p.y / p.z) + view.cy;
     bool in_image = x >= 0.f && x <= view.width && y >= 0.f && y <= view.height;
-    if (!in_image && far_outside(view, p, gaussian + LOG_SCALE, sigmoid(gaussian[OPACITY_LOGIT]))) return false;
+    if (!in_image && far_outside(view, p, gaussian + LOG_SCALE, sigmoid(gaussian[OPACITY_LOGIT]))) return NO_TILE;
     float record[RECORD];
-    return shape_record(view, gaussian, record) && touches_a_tile(view, record);
+    if (!shape_record(view, gaussian, record)) return NO_TILE;
+    f = footprint_of(view, record);
+    return touches_a_tile(view, f);
 }
 
 // Which rows are visible, a group of 32 at a time, and memory to find that out.
@@ -134,7 +169,10 @@ __global__ void __launch_bounds__(THREADS, CULL_PLACES) cull(View view, const fl
         __syncwarp();
         const float* own = own_stages[turn] + lane_index() * LOOKED_PITCH + start_of(lane_index());
         bool there = rows_there(count, group) >> lane_index() & 1u;
-        unsigned word = __ballot_sync(ALL_LANES, there && is_visible(view, own));
+        Footprint f = {};
+        Touch touch = there ? look_at(view, own, f) : NO_TILE;
+        bool together = touch_together(view, f, touch == UNDECIDED);
+        unsigned word = __ballot_sync(ALL_LANES, touch == A_TILE || together);
         if (lane_index() == 0) {
             visible.words[group] = word;
             visible.counts[group] = __popc(word);
@@ -174,7 +212,7 @@ __device__ void colour_record(const View& view, const float* gaussian, int degre
 struct Target {
     int64_t room;
     int64_t* rows;
-    int64_t* ids;
+    int64_t* ids;  // null if nobody wants them
     float4* records;
     int64_t* status;
     int* overflow;
@@ -210,7 +248,8 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
         bool seen = word >> lane_index() & 1u;
         int64_t splat = visible.ends[group] - __popc(word) + __popc(word & ((1u << lane_index()) - 1));
         bool writes = seen && splat < target.room;
-        int64_t id = writes ? ids[row] : 0;
+        bool names = writes && target.ids != nullptr;
+        int64_t id = names ? ids[row] : 0;
         __pipeline_wait_prior(0);
         __syncwarp();
         if (writes) {
@@ -224,7 +263,7 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
                 record[RECORD_DEPTH] = nanf("");
             }
             target.rows[splat] = row;
-            target.ids[splat] = id;
+            if (names) target.ids[splat] = id;
             write_record(record, target.records + splat * (RECORD_STRIDE / 4));
         }
         __syncwarp();

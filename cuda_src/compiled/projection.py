@@ -68,20 +68,21 @@ def project(
     workspace: Workspace,
     room: Room | None = None,
     bounds: torch.Tensor | None = None,
+    ids_by_row: bool = False,
 ) -> Splats:
     """See `cuda_src.operators.project`. One read by the host, how many are visible; none with a room."""
     n = parameters.shape[0]
     if n == 0:
-        return _nothing(workspace, room)
+        return _nothing(workspace, room, ids_by_row)
     parameters = parameters if parameters.data_ptr() % ALIGNMENT == 0 else parameters.clone()
 
     def prepared(most: int, room: Room | None) -> _Projection:
-        return _prepared(kernels, parameters, ids, camera, sh_degree, workspace, most, room, bounds)
+        return _prepared(kernels, parameters, ids, camera, sh_degree, workspace, most, room, bounds, ids_by_row)
 
     if room is not None:
         key = (
             "project", view_of(kernels, camera), address(parameters), n, address(ids), sh_degree, room.splats,
-            address(room.overflow), address(bounds),
+            address(room.overflow), address(bounds), ids_by_row,
         )  # fmt: skip
         kept = workspace.kept(key, lambda: prepared(room.splats, room))
         kept.whole()
@@ -96,12 +97,16 @@ def project(
         found.visible()
         undrawn = found.status.tolist()[1]
     splats = found.splats
-    splats = Splats(splats.rows[:seen], splats.ids[:seen], splats.records[:seen])
+    splats = _those(splats, slice(seen))
     if undrawn:
         # Their colour is not finite, which only the kernel that reads harmonics could see; they are very few.
-        drawn = torch.isfinite(splats.records[:, layout.RECORD_DEPTH])
-        splats = Splats(splats.rows[drawn], splats.ids[drawn], splats.records[drawn])
+        splats = _those(splats, torch.isfinite(splats.records[:, layout.RECORD_DEPTH]))
     return splats
+
+
+def _those(splats: Splats, which: slice | torch.Tensor) -> Splats:
+    ids = splats.ids if splats.ids_by_row else splats.ids[which]
+    return Splats(splats.rows[which], ids, splats.records[which], ids_by_row=splats.ids_by_row)
 
 
 def _prepared(
@@ -114,6 +119,7 @@ def _prepared(
     most: int,
     room: Room | None,
     bounds: torch.Tensor | None,
+    ids_by_row: bool,
 ) -> _Projection:
     """For at most so many splats; their sizes are those of the room, if there is one."""
     n, device = parameters.shape[0], parameters.device
@@ -132,12 +138,12 @@ def _prepared(
     )
     status = workspace.take("project.status", (2,), torch.int64)
     rows = workspace.take("project.rows", (most,), torch.int64)
-    own_ids = workspace.take("project.ids", (most,), torch.int64)
+    own_ids = None if ids_by_row else workspace.take("project.ids", (most,), torch.int64)
     records = workspace.take("project.records", (most, layout.RECORD_STRIDE))
     overflow = None if room is None else room.overflow
     target = Target(most, *(address(tensor) for tensor in (rows, own_ids, records, status, overflow)))
     given = parameters, ids, count(n), sh_degree, ctypes.byref(visible), ctypes.byref(target)
-    splats = Splats(rows, own_ids, records[:, : layout.RECORD])
+    splats = Splats(rows, ids if own_ids is None else own_ids, records[:, : layout.RECORD], ids_by_row=own_ids is None)
     return _Projection(
         splats if room is None else replace(splats, live=status, overflow=overflow),
         status,
@@ -146,14 +152,15 @@ def _prepared(
     )
 
 
-def _nothing(workspace: Workspace, room: Room | None) -> Splats:
+def _nothing(workspace: Workspace, room: Room | None, ids_by_row: bool) -> Splats:
     """The splats of no Gaussians."""
     most = 0 if room is None else room.splats
     none = workspace.take("project.ids", (most,), torch.int64)
     records = workspace.take("project.records", (most, layout.RECORD_STRIDE))[:, : layout.RECORD]
     if room is None:
-        return Splats(none, none, records)
-    return Splats(none, none, records, workspace.zeros("project.status", (2,), torch.int64), room.overflow)
+        return Splats(none, none, records, ids_by_row=ids_by_row)
+    status = workspace.zeros("project.status", (2,), torch.int64)
+    return Splats(none, none, records, status, room.overflow, ids_by_row)
 
 
 def project_backward(

@@ -10,7 +10,7 @@ import torch
 from cuda_src import layout
 from cuda_src.camera import Camera
 from cuda_src.compiled.bindings import ReplayedLaunch, address, count, library
-from cuda_src.compiled.lent import lent
+from cuda_src.compiled.lent import lent, loss_bytes
 from cuda_src.compiled.seen import three_words
 from cuda_src.compiled.view import view_of
 from cuda_src.operators import Bins, KernelSet, Raster, Splats
@@ -22,7 +22,7 @@ class SegmentedRaster(Raster):
     """A Raster, and what its backward needs of tile lists that were composited in segments.
 
     segments: bytes, laid out by `segments_in` of segments.cu: the segments, and what each left at its pixels.
-    by_splat: [V, GRADIENT_STRIDE], memory that lies behind them for the gradients of the splats. Both are lent.
+    by_splat: [V, GRADIENT_STRIDE], memory that lies before them for the gradients of the splats. Both are lent.
     """
 
     segments: torch.Tensor
@@ -54,9 +54,10 @@ def raster_forward(
 
     def prepared() -> tuple[SegmentedRaster, ReplayedLaunch]:
         pictures = _pictures(camera, workspace)
-        of_splat = layout.GRADIENT_STRIDE * records.element_size()
-        segments, by_splat = lent(workspace, segment_bytes(tiles, instances), splats.count * of_splat)
-        by_splat = by_splat.view(torch.float32).view(splats.count, layout.GRADIENT_STRIDE)
+        own = splats.count * layout.GRADIENT_STRIDE * records.element_size()
+        most = max(own, loss_bytes(camera.height, camera.width))  # Which comes first, and must not reach the segments.
+        by_splat, segments = lent(workspace, most, segment_bytes(tiles, instances))
+        by_splat = by_splat[:own].view(torch.float32).view(splats.count, layout.GRADIENT_STRIDE)
         launch = ReplayedLaunch(
             "raster_forward", records.device, ctypes.byref(view), bins.tiles, count(tiles), bins.starts, bins.splat,
             count(instances), in_words(records), start, subtiles, ranges, behind, stride, segments, *pictures,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from cuda_src.layout import BOUND, GRADIENT, GROUP, PARAMETERS, RECORD
 from cuda_src.workload import Workload
 
-REAL, ROW_NUMBER, ID, SPLAT_NUMBER, START = 4, 8, 8, 4, 8
+REAL, ROW_NUMBER, SPLAT_NUMBER, START = 4, 8, 4, 8
 """Bytes of a float32, and of the integers of Splats and Bins."""
 
 ROW = PARAMETERS * REAL
@@ -83,7 +83,7 @@ class Demand:
 
 def _project(work: Work) -> float:
     w = work.counted
-    seen = SHAPE + work.colour + ROW_NUMBER + 2 * ID + RECORD * REAL
+    seen = SHAPE + work.colour + ROW_NUMBER + RECORD * REAL
     return w.gaussians * CULLED + w.visible * seen
 
 
@@ -113,7 +113,7 @@ OPERATORS: dict[str, Demand] = {
     "project": Demand(
         _project,
         "1 B of every Gaussian, its share of a bound around 32, to cull it; of a visible one its shape and the "
-        "harmonics of the degree, and out go its record, row number and id.",
+        "harmonics of the degree, and out go its record and row number.",
     ),
     "bin_splats": Demand(
         _bin,

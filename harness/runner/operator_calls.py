@@ -120,7 +120,8 @@ class OperatorCalls:
 
     def _project(self, camera: Camera, space: Workspace, room: op.Room | None) -> op.Splats:
         own, kernels = self._gaussians, self._kernels
-        return op.project(kernels, own.parameters, own.ids, camera, self._degree, space, room, own.bounds(kernels))
+        rows, bounds = own.parameters, own.bounds(kernels)
+        return op.project(kernels, rows, own.ids, camera, self._degree, space, room, bounds, kernels.leaves_ids)
 
     def _bin(self, splats: op.Splats, camera: Camera, space: Workspace, room: op.Room | None) -> op.Bins:
         return op.bin_splats(self._kernels, splats, camera, space, room=room)

@@ -41,6 +41,7 @@ class Single(Strategy):
         self.occlusion = OcclusionHistory(ctx.training)
         # Hidden Gaussians are taken out of a view's splats by number, which the host must know.
         self.rooms = Rooms[int](self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
+        self.ids_by_row = ctx.kernels.leaves_ids and not self.occlusion.on
         self.late = None if self.rooms is None else LateSteps(self.rooms, self.device, self._exactly)
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
         self.late_pictures = LatePictures(self.device, self._draw, ctx.kernels.takes_rooms)
@@ -102,7 +103,7 @@ class Single(Strategy):
         kernels, clock, gaussians = self.ctx.kernels, self.ctx.clock, self.gaussians
         with clock("project"):
             rows, bounds = gaussians.parameters, gaussians.bounds(kernels)
-            splats = op.project(kernels, rows, gaussians.ids, camera, degree, work, room, bounds)
+            splats = op.project(kernels, rows, gaussians.ids, camera, degree, work, room, bounds, self.ids_by_row)
         with clock("bin"):
             limits = None if view is None else self.occlusion.limits(view)
             bins = op.bin_splats(kernels, splats, camera, work, depth_limit=limits, room=room)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -78,6 +80,22 @@ def test_runs_of_equal_depth_of_any_length_are_in_the_order_of_ids(kernels, devi
     assert keys == sorted(keys)
 
 
+@pytest.mark.parametrize("with_room", [False, True])
+def test_ids_that_stay_in_their_table_break_ties_as_copied_ones_do(parity, kernels, device, with_room):
+    view, lists = parity.view(7, gaussians=3000, sizes=(0.5, 20.0)), []
+    parameters, ids = view.parameters.to(device), view.ids.to(device)
+    room = op.Room(3000, 60_000, torch.zeros(1, dtype=torch.int32, device=device)) if with_room else None
+    for by_row in (False, True):
+        work = Workspace(device)
+        splats = op.project(kernels, parameters, ids, view.camera, 3, work, room, ids_by_row=by_row)
+        splats.records[:, layout.RECORD_DEPTH] = 2.0
+        bins = op.bin_splats(kernels, splats, view.camera, work, room=room)
+        lists.append(bins.splat[: int(bins.starts[-1])])
+        assert bool(work.capacity("project.ids", torch.int64)) != by_row
+    assert len(lists[0]) > 3000
+    assert torch.equal(*lists)
+
+
 def test_instances_of_a_wide_view_are_those_of_the_reference(parity, kernels, device):
     """Spans of one tile, of several and of hundreds, which a lane and a warp walk in their own ways."""
     view = parity.view(9, gaussians=400, width=500, height=300, sizes=(0.5, 200.0))
@@ -90,6 +108,22 @@ def test_instances_of_a_wide_view_are_those_of_the_reference(parity, kernels, de
     assert exact.instances > 5000
     for name in ("tiles", "starts", "splat", "splat_starts"):
         assert torch.equal(getattr(ours, name).cpu(), getattr(exact, name)), name
+
+
+@pytest.mark.parametrize("footprint", ["ellipse", "square"])
+def test_spans_of_thousands_of_tiles_are_culled_as_by_the_reference(parity, kernels, device, footprint):
+    """Needles and plates, most of which pass the image: as a lane decides by few tests, and else the warp."""
+    kernels = replace(kernels, footprint=footprint)
+    view = parity.view(12, gaussians=600, width=700, height=500, sizes=(20.0, 900.0))
+    view.parameters[::2, layout.LOG_SCALE.start + 1] -= 5.0
+    ours = op.project(kernels, view.parameters.to(device), view.ids.to(device), view.camera, 3, Workspace(device))
+    exact = op.project(parity.oracle(kernels), view.parameters.double(), view.ids, view.camera, 3, Workspace())
+    clear = parity.clear_rows(kernels, view, 3)
+    mine, theirs = ours.rows.cpu(), exact.rows
+    assert mine[clear[mine]].tolist() == theirs[clear[theirs]].tolist()
+    culled = torch.ones(600, dtype=torch.bool).index_fill_(0, theirs, False)
+    assert (clear & culled).sum() > 40
+    assert clear[theirs].sum() > 100
 
 
 def test_a_view_of_more_tiles_than_a_block_counts_in_shared_memory_is_binned_like_any_other(kernels, device):
@@ -112,8 +146,8 @@ def test_a_view_of_more_tiles_than_a_block_counts_in_shared_memory_is_binned_lik
         assert torch.equal(getattr(ours, name).cpu(), getattr(exact, name)), name
 
 
-@pytest.mark.parametrize("length", [1024, 1025, 4096, 4097, 8193, 20_000])
-def test_lists_sorted_at_once_or_in_parts_are_front_to_back(kernels, device, length):
+@pytest.mark.parametrize("length", [1024, 1025, 4096, 4097, 8193, 20_000, 150_000])
+def test_lists_sorted_at_once_or_in_buckets_are_front_to_back(kernels, device, length):
     """Depths spread, crowded within a millionth of their range, and equal in pairs."""
     generator = torch.Generator().manual_seed(length)
     records = torch.zeros(length, layout.RECORD)

@@ -45,8 +45,8 @@ def test_moving_a_visible_row_takes_its_parameters_and_moments_twice_over():
 
 def test_culling_reads_a_byte_of_every_gaussian_and_whole_rows_only_of_visible_ones():
     assert moved("project", replace(NOTHING, gaussians=1000)) == 1000
-    assert moved("project", replace(NOTHING, visible=1)) == 236 + 8 + 16 + 44
-    assert moved("project", replace(NOTHING, visible=1), degree=0) == 44 + 12 + 8 + 16 + 44
+    assert moved("project", replace(NOTHING, visible=1)) == 236 + 8 + 44
+    assert moved("project", replace(NOTHING, visible=1), degree=0) == 44 + 12 + 8 + 44
 
 
 def test_lists_are_written_and_sorted_once_whatever_the_image():
