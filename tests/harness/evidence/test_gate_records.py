@@ -58,4 +58,5 @@ def test_on_a_gpu_the_slower_kernel_and_the_launch_were_caught(path: Path) -> No
     assert said["equal sources"]["exit_code"] == 0
     assert said["raster_backward 1.3 times as long"]["state"] == "slower"
     assert said["raster_backward 1.3 times as long"]["exit_code"] == 1
+    assert "most in raster_backward" in " ".join(said["raster_backward 1.3 times as long"]["reasons"])
     assert any(reason.startswith("kernel_launches") for reason in said["one launch more a step"]["reasons"])
