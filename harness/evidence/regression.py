@@ -111,7 +111,7 @@ def stale_cells(base: Iterable[MeasuredCell], code_now: Mapping[str, str]) -> li
 
 
 def judge_times(base: Sequence[MeasuredCell], new: Sequence[MeasuredCell]) -> dict[str, Judgement]:
-    """By cell_id, the judgement of its time, of a slower one with its stage; of several metrics (operators) the worst."""
+    """By cell_id, the judgement of its time; of several metrics (operators) the worst. What is slower names a stage."""
     of_base, of_new = by_id(base), by_id(new)
     found = {}
     for identity in of_base.keys() & of_new.keys():
@@ -133,11 +133,11 @@ def _grew(before: MeasuredCell, after: MeasuredCell) -> str:
     for stage in after.stages("stage_seconds"):
         old, new = (cell.values("stage_seconds", stage) for cell in (before, after))
         medians[stage] = (median(old) if old else 0.0, median(new))
-    stage = max(medians, key=lambda one: medians[one][1] - medians[one][0], default=None)
-    if stage is None or medians[stage][1] <= medians[stage][0]:
+    stages = sorted(medians, key=lambda stage: medians[stage][1] - medians[stage][0])
+    if not stages or medians[stages[-1]][1] <= medians[stages[-1]][0]:
         return ""
-    old_median, new_median = medians[stage]
-    return f"{stage}, {change(new_median / old_median - 1) if old_median else 'new'}"
+    old_median, new_median = medians[stages[-1]]
+    return f"{stages[-1]}, {change(new_median / old_median - 1) if old_median else 'new'}"
 
 
 _WORST = (Verdict.slower, Verdict.ambiguous, Verdict.no_data, Verdict.same, Verdict.faster)
