@@ -79,7 +79,7 @@ COLUMNS: dict[str, tuple[tuple[str, _Value, Callable[[float | None], str]], ...]
 
 
 def table(cells: Sequence[MeasuredCell], tree: Tree) -> str:
-    """A row for each strategy's fastest cell on a scene, and below it what they have in common.
+    """A row for each strategy's fastest cell on a scene, on one place at batch 1, and below it what they share.
 
     Of the scenario that ran first; scenes in the order in which they ran, as many as ROWS hold. The peer is a column,
     and so is `single` for others; named cases are variants, and stand only where there is nothing else. Below: equal
@@ -112,6 +112,7 @@ def _chosen(rated: Sequence[MeasuredCell]) -> list[MeasuredCell]:
     """The cells that have a row, by scene."""
     own = [cell for cell in rated if cell.settings["strategy"] != PEER] or list(rated)
     own = [cell for cell in own if not cell.settings["name"]] or own
+    own = [cell for cell in own if cell.settings["ranks"] > 1 or cell.settings["batch"] == 1] or own
     scenes: dict[str | None, dict[str, MeasuredCell]] = {}
     for cell in own:
         kinds = scenes.setdefault(cell.workload, {})

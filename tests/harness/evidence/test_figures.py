@@ -64,10 +64,10 @@ def test_strategies_stand_by_their_fastest_cell_and_over_single_of_the_same_batc
     run.cell(scene=CITY, metrics=rate(150.0), strategy="grendel", ranks=2, engine="gloo")
     run.cell(scene=CITY, metrics=rate(180.0), strategy="grendel", ranks=2, engine="gloo", batch=2)
     headings, found, _ = rows(run)
-    assert headings == ["strategy", "scene", "ranks", "views/s", "ms a step", "× single"]
+    assert headings == ["strategy", "scene", "ranks", "batch", "views/s", "ms a step", "× single"]
     assert found == [
-        ["single", "anchor_aerial", "1", "120", "8.33", "–"],
-        ["grendel", "anchor_aerial", "2", "180", "5.56", "1.50×"],
+        ["single", "anchor_aerial", "1", "1", "100", "10.0", "–"],
+        ["grendel", "anchor_aerial", "2", "2", "180", "5.56", "1.50×"],
     ]
 
 
