@@ -40,7 +40,7 @@ workers=()
 # One thread each: the oracle computes on the CPU, in as many processes as there are cores.
 part "${TESTS_SECONDS:-300}" tests env OMP_NUM_THREADS=1 "$python" -m pytest -m "gpu and not multigpu" "${workers[@]}" \
     tests/cuda_src tests/strategies
-# Alone on the GPU: a cell that another process disturbs is invalid. The trial of the gate, five minutes, is its own command.
+# Alone on the GPU: a cell that another process disturbs is invalid. The trial of the gate, four minutes, is its own command.
 part "${CELLS_SECONDS:-200}" cells "$python" -m pytest -m "gpu and not multigpu and not slow" tests/harness
 if "$python" -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 2)'; then
     # Apart, as the cells want the GPUs to themselves and the first tests leave a context on them.

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import mean, stdev
 
-from harness.evidence.measured import MeasuredCell, read
+from harness.evidence.measured import MeasuredCell, read, value_of
 from harness.measure.statistics import median
 from harness.records.schema import METRICS, Record
 from harness.suite.claims import Claim
@@ -120,7 +120,8 @@ def _judged(claim: Claim, ours: Side, theirs: Side | None) -> Tested:
         said = "modelled" if first.source(claim.metric) == "modelled" else "measured"
         return tested(ClaimVerdict.needs_gpus, f"{said} on a CPU", *effects)
     reasons = ["CPU-size scene"] if stand_in else []
-    share = effect_share(claim.published, mean(effects), relative=theirs is not None and not _in_decibels(claim))
+    published, value = (mean(effects), claim.published) if claim.at_most else (claim.published, mean(effects))
+    share = effect_share(published, value, relative=theirs is not None and not _in_decibels(claim))
     if share >= REPRODUCED:
         verdict = ClaimVerdict.reproduced
     else:
@@ -154,9 +155,19 @@ def effect_share(published: float, found: float, relative: bool) -> float:
 
 
 def _values(cell: MeasuredCell, claim: Claim) -> list[float]:
+    if claim.over is not None:
+        return [share for record in cell.ok if (share := _share(record, claim.metric, claim.over, claim.stage))]
     if claim.metric in _CROSSING:
         return [_crossing(record, claim) for record in cell.ok]
     return cell.values(claim.metric, claim.stage)
+
+
+def _share(record: Record, metric: str, over: str, stage: str | None) -> float | None:
+    """One metric of the whole job, its stages together or one of them, over another; None without both."""
+    measured = record.result.measurements if record.result else ()
+    parts = [m.value for m in measured if m.metric == metric and m.place is None and stage in (None, m.stage)]
+    whole = value_of(record, over)
+    return sum(parts) / whole if parts and whole else None
 
 
 def _crossing(record: Record, claim: Claim) -> float:

@@ -13,11 +13,12 @@ COUNTS = ("collectives", "kernel_launches")
 """The program decides them alone: exact in every environment."""
 BY_FLOATS = ("tile_instances", "peak_tensor_bytes")
 BYTES = ("payload_bytes", "metadata_bytes")
-"""By stage. They and BY_FLOATS follow what floating point calls visible: exact in one environment."""
-ELSEWHERE = 1e-3
-"""Of BYTES and BY_FLOATS in another environment, relative."""
+"""By stage. They and BY_FLOATS follow what floating point calls visible: exact on one machine's CPU alone."""
+ROUNDED = 2e-4
+"""Of BYTES and BY_FLOATS elsewhere, relative, and on a GPU, where sums take another order in every run. Ten times what
+other instructions of a CPU made of them (reports/cpu/gate/other_instructions.json)."""
 LOSS_HERE, LOSS_ELSEWHERE = 1e-6, 1e-3
-"""Six and three digits, relative."""
+"""Six and three digits, relative; HERE on a CPU."""
 PSNR_HERE, PSNR_ELSEWHERE = 0.05, 0.2
 """dB."""
 _ROUNDING = 1e-12
@@ -62,15 +63,16 @@ def changes(base: Record, new: Record, same_environment: bool) -> list[Change | 
     version did not take them.
     """
     found: list[tuple[Change, float]] = []
+    same_sums = same_environment and base.cell["device"] == "cpu"
     for metric in BYTES:
         for stage in _stages(base, metric) | _stages(new, metric):
-            tolerance = _ROUNDING if same_environment else ELSEWHERE
+            tolerance = _ROUNDING if same_sums else ROUNDED
             before, after = value_of(base, metric, stage) or 0.0, value_of(new, metric, stage) or 0.0
             found.append((Change(metric, stage, before, after), tolerance * max(before, after)))
     for metric in (*COUNTS, *BY_FLOATS, "loss", "psnr"):
         old, now = value_of(base, metric), value_of(new, metric)
         if old is not None:
-            found.append((Change(metric, None, old, now), _tolerance(metric, old, same_environment)))
+            found.append((Change(metric, None, old, now), _tolerance(metric, old, same_environment, same_sums)))
     told: list[Change | OtherBits] = [change for change, tolerance in found if not _within(change, tolerance)]
     hashes = [record.result.gaussians_hash if record.result else None for record in (base, new)]
     if same_environment and hashes[0] and hashes[1] and hashes[0] != hashes[1]:
@@ -82,14 +84,13 @@ def _within(change: Change, tolerance: float) -> bool:
     return change.base is not None and change.new is not None and abs(change.new - change.base) <= tolerance
 
 
-def _tolerance(metric: str, value: float, here: bool) -> float:
+def _tolerance(metric: str, value: float, here: bool, same_sums: bool) -> float:
     """Largest difference that is none, in the metric's unit."""
     if metric == "psnr":
         return PSNR_HERE if here else PSNR_ELSEWHERE
     if metric == "loss":
-        return abs(value) * (LOSS_HERE if here else LOSS_ELSEWHERE)
-    exact = here or metric in COUNTS
-    return abs(value) * (_ROUNDING if exact else ELSEWHERE)
+        return abs(value) * (LOSS_HERE if same_sums else LOSS_ELSEWHERE)
+    return abs(value) * (_ROUNDING if same_sums or metric in COUNTS else ROUNDED)
 
 
 def _stages(record: Record, metric: str) -> dict[str, None]:

@@ -81,9 +81,9 @@ class MeasuredCell:
         parts = [name, str(scene.get("gaussians") or ""), "x".join(map(str, size)) if size else ""]
         return " ".join(part for part in parts if part)
 
-    def values(self, metric: str, stage: str | None = None) -> list[float]:
+    def values(self, metric: str, stage: str | None = None, statistic: str | None = None) -> list[float]:
         """The metric's value of each repeat that ended ok and has one."""
-        found = (value_of(record, metric, stage) for record in self.ok)
+        found = (value_of(record, metric, stage, statistic) for record in self.ok)
         return [value for value in found if value is not None]
 
     def source(self, metric: str) -> str | None:
@@ -130,13 +130,14 @@ def grouped(found: Iterable[tuple[Path, Record]], every_code: bool = False) -> l
     return cells
 
 
-def value_of(record: Record, metric: str, stage: str | None = None) -> float | None:
+def value_of(record: Record, metric: str, stage: str | None = None, statistic: str | None = None) -> float | None:
     """One value of a record: of the whole job; else of the place that has most; bytes are summed over places.
 
-    Of several by images seen, the last. None where it was not measured.
+    Of several by images seen, the last. statistic: otherwise the median before others. None where it was not measured.
     """
     found = [m for m in (record.result.measurements if record.result else ()) if m.metric == metric]
     found = [m for m in found if m.source != "published" and (stage is None or m.stage == stage)]
+    found = [m for m in found if statistic is None or m.statistic == statistic]
     if metric in _SUMS:
         return sum(m.value for m in found) if found else None
     if stage is None:

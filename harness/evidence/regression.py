@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from harness.errors import EXIT_FAILED, EXIT_NOTHING, EXIT_OK, EXIT_REGRESSED
@@ -11,6 +11,8 @@ from harness.evidence.comparison import judge_pair
 from harness.evidence.gates import changes
 from harness.evidence.measured import MeasuredCell
 from harness.evidence.verdicts import Judgement, Verdict, confirm
+from harness.measure.statistics import median
+from harness.report.quantities import change
 
 
 class State(StrEnum):
@@ -109,7 +111,7 @@ def stale_cells(base: Iterable[MeasuredCell], code_now: Mapping[str, str]) -> li
 
 
 def judge_times(base: Sequence[MeasuredCell], new: Sequence[MeasuredCell]) -> dict[str, Judgement]:
-    """By cell_id, the judgement of its time; of several metrics (operators) the worst."""
+    """By cell_id, the judgement of its time; of several metrics (operators) the worst. What is slower names a stage."""
     of_base, of_new = by_id(base), by_id(new)
     found = {}
     for identity in of_base.keys() & of_new.keys():
@@ -119,8 +121,23 @@ def judge_times(base: Sequence[MeasuredCell], new: Sequence[MeasuredCell]) -> di
             found[identity] = Judgement(Verdict.no_data, f"environments differ ({machines})")
             continue
         pairs = judge_pair(before, after)
-        found[identity] = min((pair.judgement for pair in pairs), key=lambda one: _WORST.index(one.verdict))
+        worst = min((pair.judgement for pair in pairs), key=lambda one: _WORST.index(one.verdict))
+        slow = worst.verdict is Verdict.slower
+        found[identity] = replace(worst, grew=_grew(before, after)) if slow else worst
     return found
+
+
+def _grew(before: MeasuredCell, after: MeasuredCell) -> str:
+    """The stage whose median grew by most seconds, and by how much; empty where no stage grew or none was timed."""
+    medians: dict[str, tuple[float, float]] = {}
+    for stage in after.stages("stage_seconds"):
+        old, new = (cell.values("stage_seconds", stage) for cell in (before, after))
+        medians[stage] = (median(old) if old else 0.0, median(new))
+    stages = sorted(medians, key=lambda stage: medians[stage][1] - medians[stage][0])
+    if not stages or medians[stages[-1]][1] <= medians[stages[-1]][0]:
+        return ""
+    old_median, new_median = medians[stages[-1]]
+    return f"{stages[-1]}, {change(new_median / old_median - 1) if old_median else 'new'}"
 
 
 _WORST = (Verdict.slower, Verdict.ambiguous, Verdict.no_data, Verdict.same, Verdict.faster)

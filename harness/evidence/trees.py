@@ -15,6 +15,8 @@ from pathlib import Path
 from harness.errors import UserError
 from harness.measure.code_id import code_id
 from harness.measure.environment import commit
+from harness.records.schema import Record
+from strategies.registry import strategies
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("harness", "strategies", "cuda_src")
@@ -41,6 +43,12 @@ class Tree:
     def code_id(self, *strategies: str) -> str:
         """Of cells of these strategies, were they run from here."""
         return code_id(*strategies, root=self.root)
+
+    def made(self, record: Record) -> bool:
+        """Whether a record is of these sources. It does not say which strategy trained what its cell starts from."""
+        strategy = record.cell["strategy"]
+        trained = strategies() if record.cell.get("from") else ()
+        return record.code_id in {self.code_id(strategy), *(self.code_id(strategy, before) for before in trained)}
 
     def command(self, folders: Sequence[Path]) -> list[str]:
         """Runs the cells described in the folders in one process that imports this tree, whatever is installed."""

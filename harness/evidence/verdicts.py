@@ -28,7 +28,7 @@ class Judgement:
     """A verdict with its reason.
 
     base, new: medians, seconds. p: of the Mann-Whitney test, two-sided. repeats: of both sides, seconds, and effect the
-    smallest change that counts, where there was enough to test.
+    smallest change that counts, where there was enough to test. grew: of what is slower, the stage that grew most.
     """
 
     verdict: Verdict
@@ -38,6 +38,7 @@ class Judgement:
     p: float | None = None
     repeats: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     effect: float = 0.0
+    grew: str = ""
 
     @property
     def change(self) -> float | None:
@@ -96,7 +97,8 @@ def confirm(once: Judgement, twice: Judgement | None) -> Judgement:
     new = (*once.repeats[1], *twice.repeats[1])
     p = mann_whitney(base, new)
     if twice.change > once.effect and p < MAX_P:
-        return once.but(Verdict.slower, f"{again}, together p = {p:.2g}")
+        where = f"; most in {once.grew}" if once.grew else ""
+        return once.but(Verdict.slower, f"{again}, together p = {p:.2g}{where}")
     return once.but(Verdict.ambiguous, again)
 
 

@@ -33,6 +33,10 @@ class Claim(Frozen):
     against: str | None = None
     stage: str | None = None
     """Of the metric; otherwise all stages together."""
+    over: str | None = None
+    """Another metric of the same cell, by which the first is divided: a share."""
+    at_most: bool = False
+    """The value is a cost: less is as good as published. Only of claims without `against`."""
     planned: str | None = Field(None, min_length=1)
     """What has to be built first."""
     not_testable: str | None = Field(None, min_length=1)
@@ -45,10 +49,14 @@ class Claim(Frozen):
             raise ValueError("expected exactly one of 'test', 'planned' and 'not_testable'")
         if self.against is not None and self.test is None:
             raise ValueError("'against' needs 'test'")
-        if self.stage is not None and self.test is None:
-            raise ValueError("'stage' needs 'test'")
-        if self.metric not in METRICS:
-            raise ValueError(f"metric {self.metric!r} is unknown{validation.nearest(self.metric, METRICS)}")
+        for key in ("stage", "over"):
+            if getattr(self, key) is not None and self.test is None:
+                raise ValueError(f"{key!r} needs 'test'")
+        if self.at_most and self.against is not None:
+            raise ValueError("'at_most' is of a value; a ratio says by itself which way it goes")
+        for metric in (self.metric, self.over):
+            if metric is not None and metric not in METRICS:
+                raise ValueError(f"metric {metric!r} is unknown{validation.nearest(metric, METRICS)}")
         return self
 
     @property

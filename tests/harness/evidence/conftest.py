@@ -47,6 +47,7 @@ class Folder:
         started: str = "2026-01-01",
         workload: str = "0" * 64,
         metrics: dict[str, float] | None = None,
+        measured: Sequence[Measurement] = (),
         source: str = "measured",
         gaussians_hash: str | None = None,
         **fields: Any,
@@ -66,13 +67,20 @@ class Folder:
                     keys = {"stage": "exchange_forward", "place": 0, "peer": 1} if metric in BY_STAGE else {}
                     measurements.append(Measurement.of(metric, counted, "mean", **keys))
             measurements += [Measurement.of(metric, each) for metric, each in (metrics or {}).items()]
+            measurements += measured
             folder = self.path / "cells" / f"record-{self._number:04d}"
             self._number += 1
             folder.mkdir(parents=True)
             if noise:
                 _write_passes(folder, value, noise)
             facts = SceneFacts(
-                name="city", gaussians=100, views=7, test_views=1, width=64, height=48, workload_hash=workload
+                name="city",
+                gaussians=resolved.scene.gaussians or 100,
+                views=7,
+                test_views=1,
+                width=64,
+                height=48,
+                workload_hash=workload,
             )
             result = WorkerResult(
                 status=status,

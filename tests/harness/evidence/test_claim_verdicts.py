@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from harness.cli import app
 from harness.evidence.claim_verdicts import ClaimVerdict, effect_share, judge_claims
 from harness.evidence.claims_sheet import claims_sheet
+from harness.records.schema import Measurement
 from harness.records.store import records
 from harness.suite.machine import Machine
 from harness.suite.plan import plan
@@ -112,6 +113,46 @@ def test_the_command_speaks_json(tmp_path, folder):
     done = CliRunner().invoke(app, ["claims", str(folder("empty").path), "--suite", str(suite), "--json"])
     assert done.exit_code == 0
     assert [row["id"] for row in json.loads(done.stdout)["rows"]] == ["bytes", "zeros", "time", "photos", "later"]
+
+
+SHARES = """\
+suite: 1
+defaults: {scene: {city: small_aerial, gaussians: 50}, size: [16, 12], strategy: grendel, engine: nccl, link: host}
+cases: [{name: two, ranks: 2}, {name: eight, ranks: 8}]
+claims:
+  - {id: grows, system: grendel, says: grows, published: 4.0, metric: exposed_seconds, over: step_seconds,
+     test: eight, against: two}
+  - {id: cost, system: splaxel, says: little, published: 0.15, metric: exposed_seconds, over: step_seconds,
+     at_most: true, test: two}
+"""
+
+
+@pytest.fixture
+def shares(folder, tmp_path):
+    """Records of two and eight GPUs with the exposed seconds given, in two stages, of steps of a second."""
+    suite = tmp_path / "shares.yaml"
+    suite.write_text(SHARES)
+    run = folder("shares")
+
+    def judged(two, eight, step=1.0):
+        for planned, exposed in zip(plan(suite, device="cuda").cells, (two, eight), strict=True):
+            stages = [
+                Measurement.of("exposed_seconds", exposed / 2, "mean", stage=stage) for stage in ("there", "back")
+            ]
+            run.cell([step], measured=stages, **planned.cell.model_dump(exclude={"suite"}, by_alias=True))
+        return {one.claim.id: (str(one.verdict), one.found) for one in judge_claims(suite, [run.path])}
+
+    return judged
+
+
+def test_a_share_of_the_step_is_of_all_stages_and_a_cost_may_be_less(shares):
+    assert shares(0.1, 0.4) == {"grows": ("reproduced", pytest.approx(4.0)), "cost": ("reproduced", pytest.approx(0.1))}
+
+
+def test_a_share_grows_with_the_step_as_it_does_and_a_cost_of_more_is_not_reproduced(shares):
+    found = shares(0.8, 0.96, step=2.0)
+    assert found["grows"] == ("not", pytest.approx(1.2))
+    assert found["cost"] == ("not", pytest.approx(0.4))
 
 
 SEEDS = """\

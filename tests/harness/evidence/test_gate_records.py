@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ def rows(name: str) -> list[dict[str, Any]]:
 def test_equal_sources_raised_no_alarm_in_twenty_runs() -> None:
     found = rows("equal_sources")
     assert len({row["run"] for row in found}) == 20
-    assert Counter(row["state"] for row in found) == {"ok": 80, "ambiguous": 20}
+    assert {row["state"] for row in found} == {"ok", "ambiguous"}
+    doubtful = Counter(row["cell"] for row in found if row["state"] == "ambiguous")
+    assert sum(doubtful.values()) <= 20
+    assert max(doubtful.values()) <= 7
 
 
 def test_a_kernel_of_1_5_times_its_time_was_slower_every_time() -> None:
@@ -34,6 +38,19 @@ def test_each_fault_was_named() -> None:
     named = " ".join(reason for row in rows("faults") for reason in row["reasons"])
     for count in ("kernel_launches", "payload_bytes of exchange_forward", "collectives", "psnr"):
         assert count in named
+
+
+def test_other_instructions_of_a_cpu_differ_within_what_the_gate_lets_pass() -> None:
+    found = rows("other_instructions")
+    assert any(row["exactly"] for row in found)
+    assert [row["as elsewhere"] for row in found] == [[]] * 5
+
+
+@pytest.mark.parametrize("name", ["faults", "deterministic", "other_instructions", "scale"])
+def test_a_trial_names_its_commit_and_machine(name: str) -> None:
+    record = json.loads((CPU / f"{name}.json").read_text())
+    assert re.fullmatch("[0-9a-f]{12}", record["commit"])
+    assert record["machine"].startswith("CPU")
 
 
 def test_deterministic_cells_ended_with_the_same_bits_in_every_run() -> None:
@@ -58,4 +75,5 @@ def test_on_a_gpu_the_slower_kernel_and_the_launch_were_caught(path: Path) -> No
     assert said["equal sources"]["exit_code"] == 0
     assert said["raster_backward 1.3 times as long"]["state"] == "slower"
     assert said["raster_backward 1.3 times as long"]["exit_code"] == 1
+    assert "most in raster_backward" in " ".join(said["raster_backward 1.3 times as long"]["reasons"])
     assert any(reason.startswith("kernel_launches") for reason in said["one launch more a step"]["reasons"])

@@ -8,11 +8,11 @@ from harness.evidence.gates import changes
 from harness.evidence.measured import read
 
 
-def both(folder, **counts):
+def both(folder, cell=None, **counts):
     """Records of two sides; the second with other counts."""
     a, b = folder("a"), folder("b")
-    a.cell()
-    b.cell(counts=counts)
+    a.cell(**cell or {})
+    b.cell(counts=counts, **cell or {})
     return tuple(read([side.path])[0].first for side in (a, b))
 
 
@@ -41,8 +41,25 @@ def test_equal_records_change_nothing(folder):
 
 
 def test_elsewhere_what_floats_decide_may_round_and_what_the_program_decides_may_not(folder):
-    rounded = both(folder, tile_instances=4322.0, loss=0.23260, psnr=17.2, payload_bytes=176_044.0)
+    rounded = both(folder, tile_instances=4321.2, loss=0.23260, psnr=17.2, payload_bytes=176_010.0)
     assert changes(*rounded, same_environment=False) == []
+
+
+def test_on_a_gpu_sums_take_another_order_in_every_run_and_launches_do_not(folder):
+    gpu = {"device": "cuda", "kernels": "compiled"}
+    rounded = both(folder, gpu, tile_instances=4321.2, loss=0.23260, payload_bytes=176_010.0)
+    assert changes(*rounded, same_environment=True) == []
+
+
+def test_on_a_gpu_a_byte_a_record_a_launch_and_quality_still_show(folder):
+    gpu = {"device": "cuda", "kernels": "compiled"}
+    found = changes(*both(folder, gpu, payload_bytes=180_000.0, kernel_launches=17.0, psnr=17.2), same_environment=True)
+    assert [change.metric for change in found] == ["payload_bytes", "kernel_launches", "psnr"]
+
+
+def test_elsewhere_an_integer_that_no_float_decides_shows_by_one(folder):
+    (change,) = changes(*both(folder, metadata_bytes=641.0), same_environment=False)
+    assert str(change).startswith("metadata_bytes of exchange_forward 640 B → 641 B")
 
 
 def test_elsewhere_a_byte_a_record_and_a_collective_still_show(folder):

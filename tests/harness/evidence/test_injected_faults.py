@@ -96,16 +96,21 @@ ByteSplat.render = _blurred
 }
 
 
+def write_tree(root, faults):
+    """The sources as they are, with so much put below the files named."""
+    for layer in LAYERS:
+        shutil.copytree(ROOT / layer, root / layer, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, fault in faults.items():
+        with (root / file).open("a") as source:
+            source.write(fault)
+
+
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory):
     """Folders of the sources as they are, and of sources in which every strategy of SUITE has a fault."""
     folder = tmp_path_factory.mktemp("trees")
-    for name in ("sound", "faulty"):
-        for layer in LAYERS:
-            shutil.copytree(ROOT / layer, folder / name / layer, ignore=shutil.ignore_patterns("__pycache__"))
-    for file, fault in FAULTS.items():
-        with (folder / "faulty" / file).open("a") as source:
-            source.write(fault)
+    write_tree(folder / "sound", {})
+    write_tree(folder / "faulty", FAULTS)
     (folder / "s.yaml").write_text(SUITE)
     return folder
 

@@ -20,7 +20,8 @@ def page(tmp_path, folder):
     """A page with one block of figures of the folder `run`, which has two cells."""
     run = folder("run")
     for gaussians in (20_000, 3_000):
-        run.cell([1.0, 1.0], metrics=RATES, scene={"city": "small_street", "gaussians": gaussians})
+        scene = {"city": "small_street", "gaussians": gaussians}
+        run.cell([1.0, 1.0], metrics=RATES, scene=scene, workload=f"{gaussians:064}")
     run.cell(strategy="grendel", status="failed", reason="no such colour")
     file = tmp_path / "PAGE.md"
     file.write_text("Before.\n\n<!-- figures: run -->\nold\n<!-- end -->\n\nAfter.\n")
@@ -32,12 +33,13 @@ def test_a_block_becomes_the_table_of_its_records_and_the_rest_stays(page):
         "Before.",
         "",
         "<!-- figures: run -->",
-        "| strategy | Gaussians | views/s | ms a step |",
+        "| scene | Gaussians | views/s | ms a step |",
         "|---|---|---|---|",
-        "| single | 3,000 | 250 | 4.00 |",
-        "| single | 20,000 | 250 | 4.00 |",
+        "| small_street | 20,000 | 250 | 4.00 |",
+        "| small_street | 3,000 | 250 | 4.00 |",
         "",
-        "Scene small_street, size 64 × 48, ranks 1, batch 1, machine machine e, repeats 2, commit ffffffffffff.",
+        "Strategy single, size 64 × 48, ranks 1, batch 1, machine machine e, repeats 2, commit fffffff. 1 of 3 cells "
+        "have no figures (failed: no such colour). Stale: figures are of fffffff.",
         "<!-- end -->",
         "",
         "After.",
@@ -58,11 +60,21 @@ def test_the_command_writes_once_and_check_says_when_it_is_out_of_date(page):
     assert page.read_text() == written_once
 
 
+def test_of_folders_in_braces_those_that_are_there_have_a_table_each(page, folder):
+    folder("other").cell(metrics=RATES)
+    folder("empty").cell(status="failed")
+    page.write_text("<!-- figures: {run,later,other,empty} -->\n<!-- end -->\n")
+    text = written(page)
+    assert [line for line in text.splitlines() if line.startswith("[")] == ["[run](run):", "[other](other):"]
+    assert text.count("\n|---|") == 2
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("<!-- figures: run -->\n", "a block has no end"),
         ("<!-- figures: nowhere -->\n<!-- end -->\n", "no such folder"),
+        ("<!-- figures: {no,where} -->\n<!-- end -->\n", "has no record that could be shown"),
         ("<!-- gallery: run -->\n<!-- end -->\n", "gallery: run has no record that could be shown"),
     ],
 )

@@ -15,6 +15,7 @@ from harness.evidence.baseline import read_baseline, write_baseline
 from harness.evidence.measured import read
 from harness.evidence.regression import CellResult, State, confirmed, exit_code, judge_times
 from harness.evidence.verdicts import Verdict
+from harness.records.schema import Measurement
 
 STEADY = (1.00, 1.01, 0.99, 1.005, 0.995)
 SLOW = tuple(1.4 * value for value in STEADY)
@@ -203,6 +204,21 @@ def test_slower_needs_to_be_slower_twice(folder):
     assert confirmed(once, calm)[identity].verdict is Verdict.ambiguous
     assert confirmed(once, calm)[identity].reason == "+40% and, run again, +0%"
     assert confirmed(once, {})[identity].verdict is Verdict.ambiguous
+
+
+def test_the_stage_that_grew_most_is_named_of_a_slower_cell(folder):
+    def stages(**seconds):
+        return [Measurement.of("stage_seconds", value, stage=stage) for stage, value in seconds.items()]
+
+    base, slow, other = folder("base"), folder("slow"), folder("other")
+    identity = base.cell(STEADY, measured=stages(project=0.1, raster_backward=0.4, loss=0.3))
+    slow.cell(SLOW, measured=stages(project=0.2, raster_backward=0.6, loss=0.2))
+    other.cell(SLOW, measured=stages(raster_backward=0.4, exchange=0.5))
+    before, after, new_stage = (read([side.path]) for side in (base, slow, other))
+    once = judge_times(before, after)
+    assert confirmed(once, once)[identity].reason.endswith("together p = 0.0026; most in raster_backward, +50 %")
+    once = judge_times(before, new_stage)
+    assert confirmed(once, once)[identity].reason.endswith("; most in exchange, new")
 
 
 @pytest.mark.parametrize(
