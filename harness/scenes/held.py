@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -35,12 +35,11 @@ class HeldImages:
     @property
     def bytes(self) -> int:
         """What is kept now."""
-        return sum(part.numel() for parts in self._held.values() for part in parts if part is not None)
+        return _bytes(self._held.values())
 
     def bytes_on(self, device: torch.device) -> int:
         """What is kept on that device now."""
-        kept = (parts for (_, at), parts in self._held.items() if at == device)
-        return sum(part.numel() for parts in kept for part in parts if part is not None)
+        return _bytes(parts for (_, at), parts in self._held.items() if at == device)
 
     def _whole(self, view: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
         key = view, device
@@ -51,3 +50,9 @@ class HeldImages:
                 self._held.popitem(last=False)
         self._held.move_to_end(key)
         return self._held[key]
+
+
+def _bytes(kept: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> int:
+    """Of images and masks: what views have in common, as those of a repeated scene do, counts once."""
+    storages = [part.untyped_storage() for parts in kept for part in parts if part is not None]
+    return sum({(storage.device, storage.data_ptr()): storage.nbytes() for storage in storages}.values())

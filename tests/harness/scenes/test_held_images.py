@@ -70,6 +70,15 @@ def test_each_device_is_told_what_it_keeps(source):
     assert held.bytes_on(torch.device("meta")) == IMAGE_BYTES
 
 
+def test_an_image_that_views_have_in_common_counts_once(source):
+    shared = torch.zeros((CAMERAS[0].height, CAMERAS[0].width, 3), dtype=torch.uint8)
+    source.region = lambda view, rect, device: shared[rect.y0 : rect.y1, rect.x0 : rect.x1]
+    held = HeldImages(source, CAMERAS)
+    for view in (0, 2):
+        held.region(view, Rect.whole(CAMERAS[0]), CPU)
+    assert held.bytes == held.bytes_on(CPU) == shared.numel()
+
+
 def test_one_image_beyond_the_limit_is_still_kept(source):
     held = HeldImages(source, CAMERAS, limit=1)
     for _ in range(2):
