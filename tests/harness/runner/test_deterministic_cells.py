@@ -83,7 +83,7 @@ def result_of(folder: Path, **settings: Any) -> WorkerResult:
 
 def bits(folder: Path, result: WorkerResult) -> tuple[Any, ...]:
     """All that is no time: the Gaussians' hash, counts, quality, and every sample of the loss."""
-    timed = ("seconds", "views_per_second", "optimizer_steps_per_second", "peak_memory_bytes")
+    timed = ("seconds", "views_per_second", "optimizer_steps_per_second", "stage_imbalance", "peak_memory_bytes")
     told = [(m.metric, m.stage, m.place, m.peer, m.value) for m in result.measurements if not m.metric.endswith(timed)]
     samples = pd.read_parquet(folder / "samples.parquet")
     return result.gaussians_hash, told, samples[samples["metric"] == "loss"]["value"].tolist()
