@@ -33,12 +33,14 @@ _BUCKETS = 1 << _DIGIT
 
 
 @piece
-def _meets_subtile(mask, conic, radius, reach, ellipse, left, top, right, bottom):
-    """The footprint meets a sub-tile in the mask, of the tile whose pixel centres span a rectangle around the mean."""
+def _meets_subtile(mask, x, y, conic, radius, reach, ellipse, left, top, right, bottom):
+    """The footprint meets a sub-tile in the mask, of the tile whose pixel centres span a rectangle."""
     for subtile in range(8):
+        # Of the image and exact, not of the mean and rounded: a sub-tile may have but one row of pixels.
         x0, y0, x1, y1 = subtile_within(subtile, left, top, right, bottom)
         if (mask >> subtile) & 1 == 0 or x0 > x1 or y0 > y1:
             continue
+        x0, y0, x1, y1 = x0 - x, y0 - y, x1 - x, y1 - y
         if ellipse:
             if ellipse_meets(conic, reach, x0, y0, x1, y1):
                 return True
@@ -82,7 +84,7 @@ def visit_tiles(record, alpha_min, ellipse, tile_index, limits, size, most, foun
                 meets = square_meets(radius, left - x, top - y, right - x, bottom - y)
             mask = subtiles[tile * subtile_stride]
             if meets and mask != 255:
-                meets = _meets_subtile(mask, conic, radius, reach, ellipse, left - x, top - y, right - x, bottom - y)
+                meets = _meets_subtile(mask, x, y, conic, radius, reach, ellipse, left, top, right, bottom)
             if meets:
                 if count < found.size:
                     found[count] = k

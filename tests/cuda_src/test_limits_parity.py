@@ -113,6 +113,23 @@ def test_bins_of_some_subtiles_equal_the_oracle(parity, backend, footprint, seed
         assert_same_bins(ours, exact)
 
 
+@pytest.mark.parametrize("footprint", ["ellipse", "square"])
+def test_a_subtile_of_one_row_or_column_is_met_wherever_the_mean_lies(parity, backend, footprint):
+    """33 x 37 pixels leave the last tiles one column and five rows: a sub-tile of one pixel, seen by every splat."""
+    kernels, view = parity.kernels(backend, footprint=footprint), parity.view(1, width=33, height=37)
+    splats = splats_of(parity, kernels, view)
+    records = splats.records[:1].repeat(500, 1)
+    records[:, layout.RECORD_MEAN2D] = 33 * torch.rand(500, 2, generator=torch.Generator().manual_seed(1))
+    records[:, layout.RECORD_CONIC] = torch.tensor([1e-4, 0.0, 1e-4])
+    records[:, layout.RECORD_OPACITY] = 0.9
+    records[:, layout.RECORD_RADIUS] = 300.0
+    numbers = torch.arange(500)
+    subtiles = torch.zeros(view.camera.tiles, dtype=torch.uint8)
+    subtiles[-1] = 1 << 2
+    bins = bin_splats(kernels, Splats(numbers, numbers, records), view.camera, Workspace(), None, subtiles)
+    assert (bins.starts[1:] - bins.starts[:-1]).tolist() == [0] * (view.camera.tiles - 1) + [500]
+
+
 def test_full_masks_and_infinite_limits_change_nothing(parity, backend):
     kernels, view = parity.kernels(backend), parity.view(21)
     splats, tiles = splats_of(parity, kernels, view), view.camera.tiles
