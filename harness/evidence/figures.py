@@ -129,8 +129,9 @@ def _chosen(rated: Sequence[MeasuredCell]) -> list[MeasuredCell]:
 
 
 def _beside(cell: MeasuredCell, rated: Sequence[MeasuredCell]) -> _Row:
-    """With the cells on the same scene, machine and batch; the peer's on as many places and the same link."""
-    settings = cell.settings
+    """With the cells on the same scene, machine and batch; the peer's on as many places and the same link, in a run of
+    the cell's own."""
+    settings, runs = cell.settings, {record.run for record in cell.ok}
     alike = [
         other
         for other in rated
@@ -140,7 +141,9 @@ def _beside(cell: MeasuredCell, rated: Sequence[MeasuredCell]) -> _Row:
     peers = [
         other
         for other in alike
-        if other.settings["strategy"] == PEER and all(other.settings[key] == settings[key] for key in ("ranks", "link"))
+        if other.settings["strategy"] == PEER
+        and all(other.settings[key] == settings[key] for key in ("ranks", "link"))
+        and any(record.run in runs for record in other.ok)
     ]
     return _Row(
         cell,

@@ -30,7 +30,7 @@ from harness.scenes.load import load_scene
 from harness.scenes.points import PointSource
 from harness.scenes.scene import Scene
 from harness.suite.cell import Cell
-from strategies.base import Context, GaussianSource, ImageSource, Rect, Strategy, World
+from strategies.base import Context, GaussianSource, Rect, Strategy, World
 from strategies.distribution.communicator import Communicator
 from strategies.registry import strategy as strategy_info
 from strategies.training.config import Training
@@ -83,7 +83,6 @@ class Job:
     measurements: list[Measurement] = field(default_factory=list)
     images: list[RecordImage] = field(default_factory=list)
     spending: Spending = field(init=False)
-    _images: ImageSource | None = None
     _samples: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -182,7 +181,6 @@ class Job:
         options = info.options.model_validate(self.cell.options)
         if remark := info.remark(options, self.cell.ranks):
             self.notes[REMARK] = remark
-        self._images = scene.images
         strategy.setup(context, source, scene.images, options)
         return strategy
 
@@ -247,10 +245,10 @@ class Job:
         """
         if device.type != "cuda":
             return {"peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
-        images = self._images.bytes_on(device) if isinstance(self._images, HeldImages) else 0
+        images = None if self.shared.scene is None else self.shared.scene.images
         return {
             "peak_memory_bytes": float(torch.cuda.max_memory_allocated(device) + mapped),
-            "image_bytes": float(images),
+            "image_bytes": float(images.bytes_on(device) if isinstance(images, HeldImages) else 0),
         }
 
     def traffic(self, steps: int) -> None:

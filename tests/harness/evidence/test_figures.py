@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from harness.evidence.figures import ROWS, table
@@ -48,6 +50,16 @@ def test_a_row_whose_peer_was_not_measured_has_a_dash_and_the_reason_stands_belo
     _, found, below = rows(run)
     assert found[1] == ["anchor_street", "50.0", "20.0", "–"]
     assert "1 of 4 cells have no figures (skipped: not run: over the budget)." in below
+
+
+def test_a_peer_of_another_run_divides_nothing(run):
+    run.cell(scene=CITY, metrics=rate(100.0))
+    run.cell(scene=CITY, metrics=rate(20.0), strategy="gsplat")
+    for file in run.path.rglob("record.json"):
+        told = json.loads(file.read_text())
+        file.write_text(json.dumps({**told, "run": told["cell"]["strategy"]}))
+    headings, _, _ = rows(run)
+    assert "× gsplat" not in headings
 
 
 def test_gaussians_are_those_of_the_tiled_scene_and_not_of_one_copy(folder, run):
