@@ -85,12 +85,15 @@ class Finished:
                 shutil.rmtree(path)
             self._records[key] = [(path, record) for path, record in found if path not in skips]
 
-    def longest_seconds(self, scenario: str) -> float | None:
-        """Wall time of the longest measured cell of the scenario; None while there is none."""
-        seconds = [
-            record.seconds
+    def expected_seconds(self, cell_id: str, scenario: str, strategy: str) -> float | None:
+        """Wall time of the longest measured record most like it; None while there is none of the scenario.
+
+        Most like it are repeats of the cell, then cells of its scenario and strategy, then any of its scenario.
+        """
+        alike = [
+            (record.cell_id == cell_id, record.cell.get("strategy") == strategy, record.seconds)
             for found in self._records.values()
             for _, record in found
             if record.status in MEASURED and record.cell.get("scenario") == scenario
         ]
-        return max(seconds, default=None)
+        return max(alike)[-1] if alike else None

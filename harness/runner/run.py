@@ -257,7 +257,8 @@ class _Run:
         """The reason to start no such cell any more, or None."""
         if self.deadline is None:
             return None
-        seconds = self.finished.longest_seconds(planned.cell.scenario) or UNKNOWN_SECONDS
+        cell = planned.cell
+        seconds = self.finished.expected_seconds(planned.cell_id, cell.scenario, cell.strategy) or UNKNOWN_SECONDS
         return BUDGET if time.monotonic() + seconds > self.deadline else None
 
 

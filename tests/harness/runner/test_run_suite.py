@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from harness.errors import EXIT_FAILED, EXIT_NOTHING, EXIT_OK, UserError
-from harness.records.store import records
+from harness.records.store import records, write_record
 from harness.runner.lock import locked
 
 
@@ -142,9 +142,21 @@ def test_the_budget_starts_no_cell_that_would_overrun(run, planned, started):
     assert outcome.exit_code == EXIT_OK
 
 
-def test_the_budget_goes_by_the_longest_finished_cell_of_the_scenario(run, planned, started):
+def test_the_budget_goes_by_finished_cells_of_the_scenario_and_first_by_those_of_the_strategy(run, planned, tmp_path):
+    long = planned("ok", seed=1, strategy="gsplat")
+    outcome = run(planned("ok"), long)
+    folder, record = outcome.records[1]
+    write_record(folder, record.model_copy(update={"seconds": 1000.0}))
+    more = (planned("ok", seed=2, strategy=strategy) for strategy in ("single", "gsplat", "unified"))
+    outcome = run(*more, planned("ok", seed=3, scenario="train"), budget_seconds=50.0)
+    assert [record.status for _, record in outcome.records] == ["ok", "skipped", "skipped", "skipped"]
+
+
+def test_the_budget_expects_of_a_repeat_what_its_cell_took(run, planned):
+    folder, record = run(planned("ok", seed=1)).records[0]
+    write_record(folder, record.model_copy(update={"seconds": 1000.0}))
     run(planned("ok"))
-    outcome = run(planned("ok"), planned("ok", seed=1), planned("ok", seed=2, scenario="train"), budget_seconds=50.0)
+    outcome = run(planned("ok", repeats=2), planned("ok", seed=2), budget_seconds=50.0)
     assert [record.status for _, record in outcome.records] == ["ok", "ok", "skipped"]
 
 
