@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,16 +25,55 @@ class Arrival:
     moment: float
 
 
+class HostCopies:
+    """Pinned memory that tensors of a device are copied into, and an event each, used again once `read` is over."""
+
+    def __init__(self) -> None:
+        self._idle: defaultdict[tuple[torch.Size, torch.dtype], list[HostCopy]] = defaultdict(list)
+
+    def start(self, tensor: torch.Tensor) -> HostCopy:
+        """Start to bring a tensor, as it is behind the work queued so far, to the host. One that is there is copied."""
+        if tensor.device.type != "cuda":
+            return HostCopy(tensor.clone(), None, [])
+        idle = self._idle[tensor.shape, tensor.dtype]
+        if idle:
+            copy = idle.pop()
+        else:
+            copy = HostCopy(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True), torch.cuda.Event(), idle)
+        copy.memory.copy_(tensor, non_blocking=True)
+        assert copy.copied is not None
+        copy.copied.record(torch.cuda.current_stream(tensor.device))
+        return copy
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """A tensor on its way to the host: its memory there, and the event behind which it is there."""
+
+    memory: torch.Tensor
+    copied: torch.cuda.Event | None
+    idle: list[HostCopy]
+
+    def read(self, use: Callable[[torch.Tensor], T]) -> T:
+        """What `use` makes of the tensor once it is there, whose memory is another's afterwards. Called once."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        made = use(self.memory)
+        self.idle.append(self)
+        return made
+
+
 class HostGroup:
     """A gloo group that one thread talks on, in the order of the calls, while the caller goes on.
 
     What lies on a device is copied into pinned memory first, and the thread, not the caller, waits for that copy and
-    for the kernels that the tensor comes from.
+    for the kernels that the tensor comes from. Rows that are all the same one (`expand`) are copied once.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, device: torch.device):
         self._group, self._rank = group, rank
         self._thread = ThreadPoolExecutor(1, "host group")
+        self._copies = HostCopies()
         if device.type == "cuda":  # A thread begins on the first GPU, which is another rank's.
             self._thread.submit(torch.cuda.set_device, device).result()
 
@@ -41,15 +81,15 @@ class HostGroup:
         self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]
     ) -> Future[Arrival]:
         """All to all of the tensor's rows, packed by destination; what arrives is on the host, packed by source."""
-        on_host = to_host(send)
+        copy = self._copies.start(send[:1] if send.stride(0) == 0 else send)
 
-        def talk() -> Arrival:
-            rows = on_host()
+        def talk(rows: torch.Tensor) -> Arrival:
+            rows = rows.expand(send.shape).contiguous()
             received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
             dist.all_to_all_single(received, rows, receive_counts, send_counts, group=self._group)
             return Arrival(received, perf_counter())
 
-        return self._queue(stage, talk)
+        return self._queue(stage, lambda: copy.read(talk))
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -66,19 +106,3 @@ class HostGroup:
                 return call()
 
         return self._thread.submit(named)
-
-
-def to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Start to bring a tensor to the host; the call waits until it is there. A host tensor is there already."""
-    if tensor.device.type != "cuda":
-        return lambda: tensor
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    copy.copy_(tensor, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-
-    def wait() -> torch.Tensor:
-        copied.synchronize()
-        return copy
-
-    return wait

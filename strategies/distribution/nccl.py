@@ -52,7 +52,7 @@ class NcclCommunicator(Communicator):
         row = send[0].numel() * 8
         self.ledger.add(stage, self.rank, [row] * self.ranks, metadata=True, over_link=False)
         ones = [1] * self.ranks
-        return Pending(self, stage, self._between_hosts(stage, send.to(torch.int64).contiguous(), ones, ones))
+        return Pending(self, stage, self._between_hosts(stage, send.to(torch.int64), ones, ones))
 
     def mark(self) -> object | None:
         return None if self._lane is None else self._lane.mark()
@@ -134,7 +134,8 @@ class NcclCommunicator(Communicator):
             peer = 1 - self.rank
             to, come = [0, 0], [0, 0]
             to[peer], come[peer] = (bounds.stop - bounds.start for bounds in (out[peer], back[peer]))
-            dist.all_to_all_single(received[back[peer]], send[out[peer]], come, to)
+            if to[peer] or come[peer]:  # The other rank knows as well that nothing crosses.
+                dist.all_to_all_single(received[back[peer]], send[out[peer]], come, to)
         else:
             calls = []
             for peer in range(self.ranks):

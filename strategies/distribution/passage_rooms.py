@@ -106,5 +106,7 @@ def _room(counts: torch.Tensor, known: PassageRoom | None) -> PassageRoom:
 
 def _needs(counts: torch.Tensor) -> tuple[list[list[int]], list[int], list[int]]:
     """Rows by source and destination, splats by source, instances by destination."""
-    records = (counts[:, :, SENT_RECORDS] + _FLAG_ROW).tolist()
-    return records, counts[:, 0, OWN_SPLATS].tolist(), counts[:, :, SENT_INSTANCES].sum(0).tolist()
+    table = counts.tolist()  # Once: each operator on so few numbers takes as long.
+    records = [[of_pair[SENT_RECORDS] + _FLAG_ROW for of_pair in of_source] for of_source in table]
+    instances = [sum(of_source[rank][SENT_INSTANCES] for of_source in table) for rank in range(len(table))]
+    return records, [of_source[0][OWN_SPLATS] for of_source in table], instances
