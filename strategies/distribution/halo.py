@@ -27,7 +27,7 @@ class PixelOwners(Protocol):
 
 
 class Part(NamedTuple):
-    """Pixels of one view that cross to or from one rank, [n] int64 on the device, and where they lie in what crosses."""
+    """Pixels of one view that go to one rank or come from it, [n] int64 on the device; rows: theirs in what crosses."""
 
     view: int
     pixels: torch.Tensor
