@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import accumulate
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from strategies.distribution.communicator import Communicator, PeerSilentError, Pending, Terms, Transfer
 from strategies.distribution.device_lane import DeviceLane, Tally
 from strategies.distribution.gloo import peers_named
-from strategies.distribution.host_group import Arrival, HostGroup
+from strategies.distribution.host_group import HostGroup
 
 BACKSTOP_SECONDS = 10.0
 """NCCL's own watchdog strikes so much later than ours, which knows the stage."""
@@ -42,6 +41,7 @@ class NcclCommunicator(Communicator):
         super().__init__(dist.get_rank(), dist.get_world_size(), device)
         self.pace = pace
         self._host = HostGroup(host_group, self.rank, device)
+        self._come_by = self._host.start_ready
         self._timeout = timeout
         self._lane = DeviceLane(device, timeout, self._silence, pace) if device.type == "cuda" else None
 
@@ -92,6 +92,7 @@ class NcclCommunicator(Communicator):
                 return received
 
             return Transfer(finish)
+        self._come_by()
         lane = self._lane
         most = max(len(send) - send_counts[self.rank], len(received) - receive_counts[self.rank])
         size = most * math.prod(send.shape[1:]) * send.element_size()
@@ -155,7 +156,7 @@ class NcclCommunicator(Communicator):
     ) -> Transfer:
         coming = self._host.exchange(stage, send, send_counts, receive_counts)
         if self._lane is None:
-            return Transfer(lambda: coming.result().received, lambda: _moment(coming))
+            return Transfer(lambda: coming.result().received, lambda: coming.moment)
         # Under a name of their own: the stage's seconds are those of the rows between the devices.
         lane, tally = self._lane, self._tally(f"{stage} counts")
 
@@ -196,7 +197,3 @@ def _bounds(counts: list[int]) -> list[slice]:
     """Each rank's rows among rows packed by rank."""
     ends = list(accumulate(counts))
     return [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
-
-
-def _moment(coming: Future[Arrival]) -> float | None:
-    return coming.result().moment if coming.done() and coming.exception() is None else None
