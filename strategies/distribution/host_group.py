@@ -29,7 +29,7 @@ class HostCopies:
     def start(self, tensor: torch.Tensor) -> HostCopy:
         """Start to bring a tensor, as it is behind the work queued so far, to the host. One that is there is copied."""
         if tensor.device.type != "cuda":
-            return HostCopy(tensor.clone(), None, [])
+            return HostCopy(tensor.clone())
         idle = self._idle[tensor.shape, tensor.dtype]
         if idle:
             copy = idle.pop()
@@ -43,11 +43,12 @@ class HostCopies:
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A tensor on its way to the host: its memory there, and the event behind which it is there."""
+    """A tensor on its way to the host: its memory there, the event behind which it is there, and where this goes when
+    it has been read; neither for one that was there."""
 
     memory: torch.Tensor
-    copied: torch.cuda.Event | None
-    idle: list[HostCopy]
+    copied: torch.cuda.Event | None = None
+    idle: list[HostCopy] | None = None
 
     @property
     def there(self) -> bool:
@@ -58,7 +59,8 @@ class HostCopy:
         if self.copied is not None:
             self.copied.synchronize()
         made = use(self.memory)
-        self.idle.append(self)
+        if self.idle is not None:
+            self.idle.append(self)
         return made
 
 

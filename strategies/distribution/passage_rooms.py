@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -47,10 +48,8 @@ class PassageRoom:
     def _beside(self, counts: torch.Tensor) -> Iterator[tuple[int, int]]:
         """Each of its sizes, and what was needed."""
         records, splats, instances = _needs(counts)
-        for rooms, needs in zip(self.records, records, strict=True):
-            yield from zip(rooms, needs, strict=True)
-        yield from zip(self.splats, splats, strict=True)
-        yield from zip(self.instances, instances, strict=True)
+        rooms = (*chain.from_iterable(self.records), *self.splats, *self.instances)
+        return zip(rooms, (*chain.from_iterable(records), *splats, *instances), strict=True)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def group(monkeypatch) -> HostGroup:
     made.on_the_way = []
 
     def start(self: HostCopies, tensor: torch.Tensor) -> HostCopy:
-        made.on_the_way.append(HostCopy(tensor.clone(), Copied(), []))
+        made.on_the_way.append(HostCopy(tensor.clone(), Copied()))
         return made.on_the_way[-1]
 
     monkeypatch.setattr(HostCopies, "start", start)
