@@ -5,7 +5,7 @@ Shapes as in operators.py, which gives these names along.
 
 from __future__ import annotations
 
-import importlib
+import sys
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Literal
@@ -73,7 +73,9 @@ class KernelSet:
     @property
     def module(self) -> ModuleType:
         """The back end, as sys.modules has it now; looked up at every operator, by several threads at once."""
-        return importlib.import_module(f"cuda_src.{self.backend}")
+        name = f"cuda_src.{self.backend}"
+        __import__(name)  # What the statement does; import_module takes several times as long to find what is there.
+        return sys.modules[name]
 
     @property
     def called(self) -> ModuleType:

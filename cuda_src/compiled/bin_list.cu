@@ -190,10 +190,13 @@ EXPORT int list_bins(Queue queue, const View* view, const Given* given, const Wo
     return sort_lists(stream, lists, Ids(*given), *work, tiles, starts, splat);
 }
 
-// All of binning, where the sizes are those of a room.
+// All of binning, where the sizes are those of a room. places: [image_tiles], where the
+// tiles listed are written first; or null.
 EXPORT int bin_view(Queue queue, const View* view, const Given* given, const Work* work, int64_t instances,
-                    int64_t tiles, uint32_t* memory, int64_t pitch, int* splat, int64_t* starts, int64_t* needed) {
-    int failed = count_instances(queue, view, given, work, tiles, nullptr);
+                    int64_t tiles, uint32_t* memory, int64_t pitch, int* splat, int64_t* starts, int64_t* needed,
+                    const int* listed, int* places, int64_t image_tiles) {
+    int failed = places == nullptr ? cudaSuccess : list_tiles(queue, listed, tiles, places, image_tiles);
+    if (!failed) failed = count_instances(queue, view, given, work, tiles, nullptr);
     if (failed) return failed;
     return list_bins(queue, view, given, work, instances, tiles, memory, pitch, splat, starts, needed);
 }

@@ -15,8 +15,8 @@ from cuda_src.compiled.build import BuildError, build
 
 REPLAYED_FROM = 3
 """The call of a `ReplayedLaunch` that is worth 0.1 ms for its graph; by then every kernel is loaded, as it must be."""
-MOST_RECORDED = 1024
-"""Graphs at a time, some 10 KB each for a few hundred views; further launches stay as they are."""
+MOST_RECORDED = 2048
+"""Graphs at a time, some 10 KB each and six for each of a few hundred views; further launches stay as they are."""
 _CALLER_RECORDS = 900
 """What `replay` returns where its stream is being recorded: cudaErrorStreamCaptureUnsupported."""
 

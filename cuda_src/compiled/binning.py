@@ -83,8 +83,7 @@ def bin_splats(
     if tiles is not None:
         tiles = tiles.to(device)
         places = workspace.take("bin.places", (camera.tiles,), torch.int32)
-        call("list_tiles", device, tiles, count(len(tiles)), places, count(camera.tiles))
-    listed = camera.tiles if tiles is None else len(tiles)
+    listed = camera.tiles if tiles is None else tiles.shape[0]
     if room is None and (n == 0 or listed == 0):
         none = workspace.take("bin.splat", (0,), torch.int32)
         starts = workspace.zeros("bin.starts", (listed + 1,), torch.int64)
@@ -99,6 +98,8 @@ def bin_splats(
         address(rows),
     )  # fmt: skip
     if room is None:
+        if tiles is not None:
+            call("list_tiles", device, tiles, count(listed), places, count(camera.tiles))
         return _binned_exactly(kernels, Given(*given), camera, workspace, tiles, listed)
     key = "bin", view_of(kernels, camera), *given, listed, address(tiles), room.instances
     bins, launch = workspace.kept(
@@ -125,7 +126,7 @@ def _prepared(
     starts, splat, lists = _lists(room.instances, listed, memory, workspace)
     launch = ReplayedLaunch(
         "bin_view", starts.device, ctypes.byref(view_of(kernels, camera)), ctypes.byref(given), ctypes.byref(work),
-        *lists, needed,
+        *lists, needed, tiles, ctypes.c_void_p(given.places), count(camera.tiles),
     )  # fmt: skip
     return Bins(_listed_tiles(camera, tiles, workspace), starts, splat, None, None, needed), launch
 

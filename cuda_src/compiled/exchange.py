@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import torch
 
 from cuda_src.camera import Camera
-from cuda_src.compiled.bindings import address, call, count
+from cuda_src.compiled.bindings import Launch, ReplayedLaunch, address, count
 from cuda_src.compiled.binning import Given
 from cuda_src.compiled.raster import aligned_records, as_real
 from cuda_src.compiled.scratch import scratch_for
@@ -22,8 +26,14 @@ from cuda_src.workspace import Workspace
 _BLOCK = 256
 """Splats a block: THREADS in config.h."""
 
+_MOST_KEPT = 4096
+"""Launches kept ready: some six for each of several hundred views."""
+
 RoomEnds = ctypes.c_int64 * MOST_RANKS
 """Rows up to and with each rank's room."""
+
+_Plain = tuple[Hashable, ...]
+"""Addresses and numbers, and tuples of such."""
 
 
 class Routes(ctypes.Structure):
@@ -40,14 +50,51 @@ class Routes(ctypes.Structure):
         ("room_ends", RoomEnds),
     )
 
-    @classmethod
-    def of(cls, routing: Routing) -> Routes:
-        assert routing.ends is not None
-        ranks, blocks = routing.ends.shape
-        return cls(
-            address(routing.masks), address(routing.ends), len(routing.masks), blocks, address(routing.overflow), ranks,
-            routing.rooms is not None, RoomEnds(*accumulate(routing.rooms or ())),
-        )  # fmt: skip
+
+@dataclass(frozen=True)
+class RoomyRouting(Routing):
+    """A routing that stays, as its rooms do. plain: its fields as `Routes` has them."""
+
+    plain: _Plain = ()
+
+
+def _plain(routing: Routing) -> _Plain:
+    """The fields of its `Routes`."""
+    if isinstance(routing, RoomyRouting):
+        return routing.plain
+    assert routing.ends is not None
+    ranks, blocks = routing.ends.shape
+    return (
+        address(routing.masks), address(routing.ends), routing.masks.shape[0], blocks, address(routing.overflow),
+        ranks, routing.rooms is not None, tuple(accumulate(routing.rooms or ())),
+    )  # fmt: skip
+
+
+def _routes(plain: Sequence[Any]) -> Any:
+    return ctypes.byref(Routes(*plain[:-1], RoomEnds(*plain[-1])))
+
+
+def _ends(rooms: Sequence[int]) -> Any:
+    return ctypes.byref(RoomEnds(*accumulate(rooms)))
+
+
+_ADDRESS, _COUNT, _NUMBER = ctypes.c_void_p, count, int
+_ARGUMENTS: dict[str, tuple[Callable[[Any], Any], ...]] = {
+    "pack_records": (_routes, _NUMBER, _ADDRESS, _ADDRESS, _ADDRESS, _COUNT, _NUMBER),
+    "keep_records": (_routes, _NUMBER, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
+    "unpack_records": (_ADDRESS, _NUMBER, _COUNT, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
+    "pack_gradients": (_ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
+    "flag_gradients": (_ends, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS),
+    "sum_gradients": (_routes, _ADDRESS, _NUMBER, _ADDRESS, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
+}
+"""What each function is given, made of plain numbers."""
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _launch(function: str, device: torch.device, *given: Hashable) -> Launch:
+    """One of the functions above with these numbers. A view that comes again has the same, and nothing else is asked
+    for: they name all that the launch goes by, so that it is never out of date."""
+    return Launch(function, device, *(make(one) for make, one in zip(_ARGUMENTS[function], given, strict=True)))
 
 
 def route_splats(
@@ -62,39 +109,56 @@ def route_splats(
     rooms: tuple[int, ...] | None,
 ) -> Routing:
     """See `cuda_src.exchange.route_splats`. The host reads nothing."""
-    device, n = splats.records.device, splats.count
-    blocks = -(-n // _BLOCK)
-    routing = Routing(
-        workspace.take("exchange.masks", (n,), torch.int64),
-        workspace.take("exchange.counts", (ranks, ROUTE_COUNTS), torch.int64),
-        workspace.take("exchange.ends", (ranks, blocks), torch.int64),
-        rooms,
-        splats.overflow,
-    )
+    device, n, view = splats.records.device, splats.count, view_of(kernels, camera)
     if n == 0:
+        routing = _routing(splats, ranks, workspace, rooms)
         routing.counts.zero_()
         return routing
     records, depth_limit = aligned_records(splats.records, workspace), as_real(depth_limit)
-    given = Given(
+    given = (
         records.data_ptr(), address(splats.ids), n, address(splats.live), address(splats.overflow),
         address(owners), None, address(depth_limit),
     )  # fmt: skip
-    call(
-        "route_splats", device, ctypes.byref(view_of(kernels, camera)), ctypes.byref(given), float(min_opacity),
-        ctypes.byref(Routes.of(routing)), scratch_for(ranks * blocks, workspace),
-        workspace.take("exchange.blocks", (ranks * blocks,), torch.int32), routing.counts,
-    )  # fmt: skip
+
+    def prepared() -> tuple[Routing, Launch]:
+        routing, blocks = _routing(splats, ranks, workspace, rooms), -(-n // _BLOCK)
+        plain = _plain(routing)
+        launch = ReplayedLaunch(
+            "route_splats", device, ctypes.byref(view), ctypes.byref(Given(*given)), float(min_opacity),
+            _routes(plain), scratch_for(ranks * blocks, workspace),
+            workspace.take("exchange.blocks", (ranks * blocks,), torch.int32), routing.counts,
+        )  # fmt: skip
+        roomy = RoomyRouting(routing.masks, routing.counts, routing.ends, rooms, splats.overflow, plain)
+        return roomy if rooms else routing, launch
+
+    key = "route_splats", view, *given, float(min_opacity), ranks, rooms
+    # Without rooms sizes are others at every visit.
+    routing, launch = workspace.kept(key, prepared) if rooms else prepared()
+    launch()
     return routing
+
+
+def _routing(splats: Splats, ranks: int, workspace: Workspace, rooms: tuple[int, ...] | None) -> Routing:
+    """Memory for a routing of these splats."""
+    n = splats.count
+    return Routing(
+        workspace.take("exchange.masks", (n,), torch.int64),
+        workspace.take("exchange.counts", (ranks, ROUTE_COUNTS), torch.int64),
+        workspace.take("exchange.ends", (ranks, -(-n // _BLOCK)), torch.int64),
+        rooms,
+        splats.overflow,
+    )
 
 
 def pack_records(kernels: KernelSet, splats: Splats, routing: Routing, rank: int, wire: torch.Tensor) -> None:
     """See `cuda_src.exchange.pack_records`."""
-    if splats.count == 0 or len(wire) == 0:
+    rows, width = wire.shape
+    if splats.count == 0 or rows == 0:
         return
-    call(
-        "pack_records", wire.device, ctypes.byref(Routes.of(routing)), rank, rows_of(splats.records, RECORD_STRIDE),
-        splats.ids, wire, count(len(wire)), wire.shape[1],
-    )  # fmt: skip
+    records = rows_of(splats.records, RECORD_STRIDE)
+    _launch(
+        "pack_records", wire.device, _plain(routing), rank, records, address(splats.ids), address(wire), rows, width
+    )()
 
 
 def keep_records(
@@ -109,42 +173,43 @@ def keep_records(
     """See `cuda_src.exchange.keep_records`."""
     if hole.count == 0:
         return
-    call(
-        "keep_records", ids.device, ctypes.byref(Routes.of(routing)), rank, rows_of(splats.records, RECORD_STRIDE),
-        splats.ids, count(hole.first), count(hole.count), rows_of(records, RECORD_STRIDE), ids,
-    )  # fmt: skip
+    _launch(
+        "keep_records", ids.device, _plain(routing), rank, rows_of(splats.records, RECORD_STRIDE), address(splats.ids),
+        hole.first, hole.count, rows_of(records, RECORD_STRIDE), address(ids),
+    )()  # fmt: skip
 
 
 def unpack_records(
     kernels: KernelSet, wire: torch.Tensor, hole: Hole, records: torch.Tensor, ids: torch.Tensor
 ) -> None:
     """See `cuda_src.exchange.unpack_records`."""
-    if len(ids) == hole.count:
+    rows = ids.shape[0]
+    if rows == hole.count:
         return
-    call(
-        "unpack_records", ids.device, wire, wire.shape[1], count(len(ids)), count(hole.first), count(hole.count),
-        rows_of(records, RECORD_STRIDE), ids,
-    )  # fmt: skip
+    _launch(
+        "unpack_records", ids.device, address(wire), wire.shape[1], rows, hole.first, hole.count,
+        rows_of(records, RECORD_STRIDE), address(ids),
+    )()  # fmt: skip
 
 
 def pack_gradients(
     kernels: KernelSet, gradients: torch.Tensor, hole: Hole, out: torch.Tensor, zeros: torch.Tensor
 ) -> None:
     """See `cuda_src.exchange.pack_gradients`."""
-    if len(out) == hole.count:
+    rows = out.shape[0]
+    if rows == hole.count:
         return
-    call(
-        "pack_gradients", out.device, rows_of(gradients, GRADIENT_STRIDE), count(len(out)), count(hole.first),
-        count(hole.count), out, zeros,
-    )  # fmt: skip
+    _launch(
+        "pack_gradients", out.device, rows_of(gradients, GRADIENT_STRIDE), rows, hole.first, hole.count, address(out),
+        address(zeros),
+    )()  # fmt: skip
 
 
 def flag_gradients(
     kernels: KernelSet, overflow: torch.Tensor, rooms: tuple[int, ...], rank: int, out: torch.Tensor
 ) -> None:
     """See `cuda_src.exchange.flag_gradients`."""
-    ends = RoomEnds(*accumulate(rooms))
-    call("flag_gradients", out.device, ctypes.byref(ends), len(rooms), rank, overflow, out)
+    _launch("flag_gradients", out.device, rooms, len(rooms), rank, address(overflow), address(out))()
 
 
 def sum_gradients(
@@ -158,23 +223,24 @@ def sum_gradients(
     zeros: torch.Tensor,
 ) -> None:
     """See `cuda_src.exchange.sum_gradients`."""
-    if len(out) == 0:
+    if out.shape[0] == 0:
         return
     if returned.shape[1:] != (SENT_GRADIENTS,):
         raise ValueError(f"expected rows of {SENT_GRADIENTS} gradients, got {tuple(returned.shape)}")
-    own = ctypes.c_void_p(None) if gradients is None else rows_of(gradients, GRADIENT_STRIDE)
-    call(
-        "sum_gradients", out.device, ctypes.byref(Routes.of(routing)), returned, rank, own, count(hole.first),
-        count(hole.count), rows_of(out, GRADIENT_STRIDE), zeros,
-    )  # fmt: skip
+    own = None if gradients is None else rows_of(gradients, GRADIENT_STRIDE)
+    _launch(
+        "sum_gradients", out.device, _plain(routing), address(returned), rank, own, hole.first, hole.count,
+        rows_of(out, GRADIENT_STRIDE), address(zeros),
+    )()  # fmt: skip
 
 
-def rows_of(values: torch.Tensor, stride: int) -> ctypes.c_void_p:
+def rows_of(values: torch.Tensor, stride: int) -> int:
     """The address of records or gradients that lie as kernels read them; ValueError for others."""
-    if values.dtype != torch.float32 or not values.is_cuda or (len(values) and values.stride() != (stride, 1)):
+    if values.dtype != torch.float32 or not values.is_cuda or (values.shape[0] and values.stride() != (stride, 1)):
         raise ValueError(
             f"expected float32 rows {stride} apart on a GPU, got {values.dtype}, {values.device}, {values.stride()}"
         )
-    if values.data_ptr() % ALIGNMENT:
+    begins = values.data_ptr()
+    if begins % ALIGNMENT:
         raise ValueError(f"expected rows that begin at a multiple of {ALIGNMENT} bytes")
-    return ctypes.c_void_p(values.data_ptr())
+    return begins

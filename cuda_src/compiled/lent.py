@@ -27,8 +27,13 @@ def lent(workspace: Workspace, *sizes: int) -> list[torch.Tensor]:
     behind the gradients, which `l1_ssim` of an image of its camera's size leaves alone. The first of them stay where
     they are, and keep what they hold, if memory is lent again with more behind them and `lent_bytes` stays the same.
     """
+    return laid_out(workspace, _NAME, *sizes)
+
+
+def laid_out(workspace: Workspace, name: str, *sizes: int) -> list[torch.Tensor]:
+    """So many bytes each, one behind another in the buffer of that name."""
     whole = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
-    parts = workspace.take(_NAME, (sum(whole),), torch.uint8).split(whole)
+    parts = workspace.take(name, (sum(whole),), torch.uint8).split(whole)
     return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
 

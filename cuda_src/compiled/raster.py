@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from cuda_src import layout
 from cuda_src.camera import Camera
 from cuda_src.compiled.bindings import ReplayedLaunch, address, count, library
-from cuda_src.compiled.lent import lent, loss_bytes
+from cuda_src.compiled.lent import laid_out, lent, loss_bytes
 from cuda_src.compiled.seen import three_words
 from cuda_src.compiled.view import view_of
 from cuda_src.operators import Bins, KernelSet, Raster, Splats
@@ -54,21 +55,20 @@ def raster_forward(
 
     def prepared() -> tuple[SegmentedRaster, ReplayedLaunch]:
         pictures = _pictures(camera, workspace)
+        # The kernel writes listed tiles alone.
+        cleared = _bytes_of(pictures) if tiles < camera.tiles else 0
         own = splats.count * layout.GRADIENT_STRIDE * records.element_size()
         most = max(own, loss_bytes(camera.height, camera.width))  # Which comes first, and must not reach the segments.
         by_splat, segments = lent(workspace, most, segment_bytes(tiles, instances))
         by_splat = by_splat[:own].view(torch.float32).view(splats.count, layout.GRADIENT_STRIDE)
         launch = ReplayedLaunch(
             "raster_forward", records.device, ctypes.byref(view), bins.tiles, count(tiles), bins.starts, bins.splat,
-            count(instances), in_words(records), start, subtiles, ranges, behind, stride, segments, *pictures,
+            count(instances), in_words(records), start, subtiles, ranges, behind, stride, segments, count(cleared),
+            *pictures,
         )  # fmt: skip
         return SegmentedRaster(*pictures, segments=segments, by_splat=by_splat), launch
 
     raster, launch = workspace.kept(("raster_forward", view, *given), prepared)
-    if tiles < camera.tiles:
-        # The kernel writes listed tiles alone.
-        for picture in _pictures(camera, workspace):
-            picture.zero_()
     launch()
     return raster
 
@@ -77,16 +77,20 @@ _Pictures = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.
 
 
 def _pictures(camera: Camera, workspace: Workspace) -> _Pictures:
-    """Memory of the fields of a Raster, in their order."""
-    size = (camera.height, camera.width)
-    return (
-        workspace.take("raster.colour", (*size, 3)),
-        workspace.take("raster.transmittance", size),
-        workspace.take("raster.depth", size),
-        workspace.take("raster.stopped", size, torch.uint8),
-        workspace.take("raster.last", size, torch.int32),
-        workspace.take("raster.stop_depth", size),
+    """Memory of the fields of a Raster, in their order and one behind another, so that they are cleared at once."""
+    size, real = (camera.height, camera.width), torch.float32
+    kinds = ((*size, 3), real), (size, real), (size, real), (size, torch.uint8), (size, torch.int32), (size, real)
+    parts = laid_out(workspace, "raster.pictures", *(math.prod(shape) * kind.itemsize for shape, kind in kinds))
+    colour, transmittance, depth, stopped, last, stop_depth = (
+        part.view(kind).view(shape) for part, (shape, kind) in zip(parts, kinds, strict=True)
     )
+    return colour, transmittance, depth, stopped, last, stop_depth
+
+
+def _bytes_of(pictures: _Pictures) -> int:
+    """From the beginning of the first to the end of the last."""
+    first, last = pictures[0], pictures[-1]
+    return last.data_ptr() + last.nbytes - first.data_ptr()
 
 
 def raster_backward(

@@ -299,13 +299,15 @@ __global__ void __launch_bounds__(TILE_THREADS, RANGED ? 4 : 5) composite(View v
     store_pixel(view, given, pixel_at(view, sight.x, sight.y), light, out);
 }
 
-// segments: memory of segment_bytes(count, instances), of which raster_backward reads what this leaves.
+// segment_memory: of segment_bytes(count, instances), of which raster_backward reads what this leaves. cleared_pictures:
+// bytes from `colour` on that are zero where nothing is written: all pictures, which lie one behind another, or none.
 EXPORT int raster_forward(Queue queue, const View* view, const int* tiles, int64_t count, const int64_t* starts,
                           const int* splat, int64_t instances, const float* records, const float* start_transmittance,
                           const uint8_t* subtiles, const float* depth_range, const float* background,
-                          int background_stride, void* segment_memory, float* colour, float* transmittance,
-                          float* depth, uint8_t* stopped, int* last, float* stop_depth) {
+                          int background_stride, void* segment_memory, int64_t cleared_pictures, float* colour,
+                          float* transmittance, float* depth, uint8_t* stopped, int* last, float* stop_depth) {
     CHECK(cudaSetDevice(queue.device));
+    if (cleared_pictures > 0) CHECK(cudaMemsetAsync(colour, 0, cleared_pictures, queue.stream));
     if (count == 0) return cudaSuccess;
     int64_t cleared = 0, bytes = 0;
     Segments segments = segments_in(segment_memory, count, instances, &cleared, &bytes);

@@ -36,7 +36,5 @@ def add_to_owners(
             raise ValueError(f"expected float32 accumulators [n, {ACCUMULATOR_STRIDE}], got {rows.dtype}, {rows.shape}")
         end += len(rows)
         owners.ends[number], owners.accumulators[number] = end, address(rows)
-    call(
-        "add_to_owners", gradients.device, rows_of(gradients, GRADIENT_STRIDE), slots, walked, count(len(slots)),
-        ctypes.byref(owners),
-    )  # fmt: skip
+    given = ctypes.c_void_p(rows_of(gradients, GRADIENT_STRIDE))
+    call("add_to_owners", gradients.device, given, slots, walked, count(len(slots)), ctypes.byref(owners))

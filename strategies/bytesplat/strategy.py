@@ -72,7 +72,7 @@ class ByteSplat(GaussianLevel):
             with self.ctx.clock(share.passage.stage):
                 share.splats = share.passage.arrive()
             self._list(share)
-            with self._segment("raster_forward+loss+raster_backward"):
+            with self.ctx.clock("raster_forward+loss+raster_backward"), self.segment_time.stage():
                 target, mask = self._truth(share)
                 fused = op.raster_fused(
                     kernels, share.splats, share.bins, share.camera, target, share.work, self.background, mask, weight,

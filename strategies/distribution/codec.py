@@ -20,18 +20,29 @@ from strategies.distribution.communicator import Communicator, Terms
 STAGE = "exchange_backward"
 
 
+Groups = Sequence[Sequence[int]] | torch.Tensor
+"""Rows of each group, by rank, then view: plain numbers where they are many times a step, or [ranks, views] int64."""
+
+
+def by_rank(counts: Groups) -> list[int]:
+    """Rows of each rank."""
+    return counts.sum(1).tolist() if isinstance(counts, torch.Tensor) else [sum(of_rank) for of_rank in counts]
+
+
 @dataclass(frozen=True)
 class Outgoing:
     """What a rank sends back.
 
-    rows: [n, SENT_GRADIENTS] real, by destination, then view. counts: [ranks, views] int64, rows of each group. views:
-    view number of each column. ids: [n] int64, stable ids of the rows' Gaussians.
+    rows: [n, SENT_GRADIENTS] real, by destination, then view. counts: [ranks][views], rows of each group. views:
+    view number of each column. ids: [n] int64, stable ids of the rows' Gaussians. into: memory for what comes back,
+    which a codec may use that brings all rows as they are.
     """
 
     rows: torch.Tensor
-    counts: torch.Tensor
+    counts: Groups
     views: Sequence[int]
     ids: torch.Tensor
+    into: torch.Tensor | None = None
 
     @cached_property
     def nonzero(self) -> torch.Tensor:
@@ -40,7 +51,7 @@ class Outgoing:
 
     @property
     def by_destination(self) -> list[int]:
-        return self.counts.sum(1).tolist()
+        return by_rank(self.counts)
 
 
 @dataclass(frozen=True)
@@ -67,10 +78,10 @@ class Codec(ABC):
         return 0
 
     @abstractmethod
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Callable[[], Incoming]:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
         """Start; what is returned waits for what comes back, and is called once, in the order of the sends.
 
-        awaited: [ranks, views] int64, rows of each group by source. Bytes are payload unless said.
+        awaited: [ranks][views], rows of each group by source. Bytes are payload unless said.
         """
 
 
@@ -80,9 +91,9 @@ class Dense(Codec):
     name = "dense"
     moves_own = False
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Callable[[], Incoming]:
-        back = awaited.sum(1).tolist()
-        pending = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, back, terms=Terms(own=False))
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
+        terms = Terms(own=False, into=outgoing.into)
+        pending = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, by_rank(awaited), terms=terms)
         return lambda: Incoming(pending.wait())
 
 
@@ -94,16 +105,17 @@ class Bitmap(Codec):
 
     name = "bitmap"
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Callable[[], Incoming]:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
         sent = outgoing.nonzero
-        bits = pack_bits(sent, outgoing.counts.reshape(-1))
-        to, back = bitmap_bytes(outgoing.counts).sum(1).tolist(), bitmap_bytes(awaited).sum(1).tolist()
+        counts, awaited = torch.as_tensor(outgoing.counts), torch.as_tensor(awaited)
+        bits = pack_bits(sent, counts.reshape(-1))
+        to, back = bitmap_bytes(counts).sum(1).tolist(), bitmap_bytes(awaited).sum(1).tolist()
         coming = comm.exchange(STAGE, bits, to, back)
         kept, rows = _kept(sent, outgoing.by_destination), outgoing.rows[sent]
 
         def finish() -> Incoming:
             came = unpack_bits(coming.wait(), awaited.reshape(-1))
-            back = _kept(came, awaited.sum(1).tolist())
+            back = _kept(came, by_rank(awaited))
             return Incoming(comm.exchange(STAGE, rows, kept, back).wait(), came.nonzero()[:, 0])
 
         return finish
@@ -117,7 +129,7 @@ class Index(Codec):
 
     name = "index"
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Callable[[], Incoming]:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
         sent = outgoing.nonzero
         to = _kept(sent, outgoing.by_destination)
         counted = comm.counts(STAGE, torch.tensor(to)[:, None])
@@ -155,7 +167,7 @@ class BFloat16(Codec):
         tensors = (t for kept in self._remainders.values() for t in kept)
         return sum(t.numel() * t.element_size() for t in tensors)
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: torch.Tensor) -> Callable[[], Incoming]:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
         column = _column(outgoing.counts).to(outgoing.rows.device)
         rounded = torch.empty(outgoing.rows.shape, dtype=torch.bfloat16, device=outgoing.rows.device)
         for number, view in enumerate(outgoing.views):
@@ -163,7 +175,7 @@ class BFloat16(Codec):
             rounded[group] = self._rounded(view, outgoing.ids[group], outgoing.rows[group])
         # As bytes: not every engine moves bfloat16.
         packed = rounded.view(torch.uint8)
-        pending = comm.exchange(STAGE, packed, outgoing.by_destination, awaited.sum(1).tolist())
+        pending = comm.exchange(STAGE, packed, outgoing.by_destination, by_rank(awaited))
         real = outgoing.rows.dtype
         return lambda: Incoming(pending.wait().contiguous().view(torch.bfloat16).to(real))
 
@@ -194,13 +206,14 @@ def _kept(mask: torch.Tensor, lengths: Sequence[int]) -> list[int]:
     return [int(part.sum()) for part in mask.split(list(lengths))]
 
 
-def _first(counts: torch.Tensor) -> torch.Tensor:
+def _first(counts: Groups) -> torch.Tensor:
     """Where each rank's rows begin, [ranks] int64."""
-    totals = counts.sum(1)
+    totals = torch.tensor(by_rank(counts))
     return totals.cumsum(0) - totals
 
 
-def _column(counts: torch.Tensor) -> torch.Tensor:
+def _column(counts: Groups) -> torch.Tensor:
     """View column of each row, [n] int64."""
-    ranks, views = counts.shape
-    return torch.arange(views).repeat(ranks).repeat_interleave(counts.reshape(-1))
+    sizes = torch.as_tensor(counts)
+    ranks, views = sizes.shape
+    return torch.arange(views).repeat(ranks).repeat_interleave(sizes.reshape(-1))

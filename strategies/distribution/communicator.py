@@ -176,7 +176,7 @@ class Communicator(ABC):
         self.spent(stage, exposed=self.now() - asked, hidden=0.0)
 
     def mark(self) -> object | None:
-        """The work queued so far, for `Terms.after`; None where an exchange is not queued behind work."""
+        """The work queued so far, for `Terms.after` of one exchange; None where none is queued behind work."""
         return None
 
     def gather(

@@ -11,8 +11,8 @@ from time import monotonic
 
 import torch
 
-SETTLED_AT = 512
-"""Exchanges kept before those that are over are added up, which frees their events."""
+SETTLED_AT = 64
+"""Exchanges kept before those that are over are added up, and their events recorded again by others."""
 WATCH_SECONDS = 0.5
 _CALIBRATION_CYCLES = 50_000_000
 _WARM_UP_CYCLES = 400_000_000
@@ -39,27 +39,35 @@ class Tally:
 
 @dataclass
 class Crossing:
-    """One exchange and the events between which it ran. queued: whether all of it is, its end included."""
+    """One exchange and the events between which it ran. queued: whether all of it is, its end included. counted: its
+    seconds are known, and its events may be another's by now."""
 
     tally: Tally
     began: torch.cuda.Event
     ended: torch.cuda.Event
     queued: bool = False
+    counted: bool = False
 
     @property
     def over(self) -> bool:
-        return self.queued and self.ended.query()
+        return self.counted or (self.queued and self.ended.query())
 
 
 @dataclass(frozen=True)
 class Wait:
     """The events between which the computation's stream stood still, and the exchange it did so for; without one
-    nothing ran beside it."""
+    nothing ran beside it, and with one of the same events nothing could."""
 
     tally: Tally
     asked: torch.cuda.Event
     resumed: torch.cuda.Event
     crossing: Crossing | None = None
+
+    @property
+    def events(self) -> list[torch.cuda.Event]:
+        one = self.crossing
+        beside = [] if one is None or one.began is self.asked else [one.began, one.ended]
+        return [self.asked, self.resumed, *beside]
 
 
 class DeviceLane:
@@ -80,23 +88,28 @@ class DeviceLane:
         self._pacer = torch.cuda.Stream(device)
         self._cycles = 0.0 if pace is None else cycles_per_second(device)
         self._waits: deque[Wait] = deque()
+        # To be recorded again: what makes and frees an event takes as long as what records it.
+        self._idle: list[torch.cuda.Event] = []
         self._watched: deque[Crossing] = deque()
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="exchange watch", daemon=True).start()
 
     def mark(self) -> torch.cuda.Event:
-        """The computation queued so far."""
-        return _mark(self._compute)
+        """The computation queued so far, for one crossing to wait for."""
+        return self._mark(self._compute)
 
     @contextmanager
     def crossing(self, tally: Tally, size: int, after: torch.cuda.Event | None = None) -> Iterator[Crossing]:
         """Inside, work is queued on the lane. size: bytes, the larger of those out and those in. after: from `mark`,
         the computation that it waits for; None: all that is queued."""
-        self._stream.wait_event(after or self.mark())
+        after = after or self.mark()
+        self._stream.wait_event(after)
+        self._idle.append(after)  # The stream waits for what it was recorded behind, whatever becomes of it now.
         with torch.cuda.stream(self._stream):
-            one = Crossing(tally, _mark(self._stream), torch.cuda.Event(enable_timing=True))
-            with self._paced(size, one.began, self._stream):
-                yield one
+            one = Crossing(tally, self._mark(self._stream), self._event())
+            self._begin_pace(size, one.began)
+            yield one
+            self._end_pace(self._stream)
             one.ended.record(self._stream)
         one.queued = True
         self._watched.append(one)
@@ -106,29 +119,30 @@ class DeviceLane:
         """Inside, an exchange is queued on the computation's own stream, which stands still for it; the host may wait
         there for what comes. size: as above."""
         compute = self._compute
-        one = Crossing(tally, _mark(compute), torch.cuda.Event(enable_timing=True))
+        one = Crossing(tally, self._mark(compute), self._event())
         self._watched.append(one)
-        with self._paced(size, one.began, compute):
-            yield
+        self._begin_pace(size, one.began)
+        yield
+        self._end_pace(compute)
         one.ended.record(compute)
         one.queued = True
-        self._keep(Wait(tally, one.began, one.ended))
+        self._keep(Wait(tally, one.began, one.ended, one))
 
     def join(self, one: Crossing) -> None:
         """The computation queued from here on waits for the exchange."""
         compute = self._compute
-        asked = _mark(compute)
+        asked = self._mark(compute)
         compute.wait_event(one.ended)
-        self._keep(Wait(one.tally, asked, _mark(compute), one))
+        self._keep(Wait(one.tally, asked, self._mark(compute), one))
 
     @contextmanager
     def standstill(self, tally: Tally) -> Iterator[None]:
         """Inside, the host waits for something that it needs to go on; the computation's stream runs dry meanwhile, or
         does not. What that took beside the computation is not known: it was waiting for the device itself."""
         compute = self._compute
-        asked = _mark(compute)
+        asked = self._mark(compute)
         yield
-        self._keep(Wait(tally, asked, _mark(compute)))
+        self._keep(Wait(tally, asked, self._mark(compute)))
 
     def settle(self) -> None:
         """Add up the seconds of every exchange that was waited for; waits for the device."""
@@ -137,17 +151,25 @@ class DeviceLane:
     def close(self) -> None:
         self._closed.set()
 
-    @contextmanager
-    def _paced(self, size: int, began: torch.cuda.Event, stream: torch.cuda.Stream) -> Iterator[None]:
-        """What is queued inside on the stream ends there no earlier than so many bytes after `began` allow."""
+    def _begin_pace(self, size: int, began: torch.cuda.Event) -> None:
+        """What is queued from here on, until `_end_pace`, ends no earlier than so many bytes after `began` allow."""
         if self._pace is None:
-            yield
             return
         self._pacer.wait_event(began)
         with torch.cuda.stream(self._pacer):
             torch.cuda._sleep(int(size / self._pace * self._cycles))
-        yield
-        stream.wait_stream(self._pacer)
+
+    def _end_pace(self, stream: torch.cuda.Stream) -> None:
+        if self._pace is not None:
+            stream.wait_stream(self._pacer)
+
+    def _event(self) -> torch.cuda.Event:
+        return self._idle.pop() if self._idle else torch.cuda.Event(enable_timing=True)
+
+    def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        event = self._event()
+        event.record(stream)
+        return event
 
     def _keep(self, one: Wait) -> None:
         self._waits.append(one)
@@ -164,6 +186,9 @@ class DeviceLane:
             waited = _seconds(one.asked, one.resumed)
             took = waited if one.crossing is None else _seconds(one.crossing.began, one.crossing.ended)
             one.tally.add(waited, took)
+            if one.crossing is not None:
+                one.crossing.counted = True
+            self._idle += one.events
             self._waits.popleft()
 
     def _watch(self) -> None:
@@ -201,9 +226,3 @@ def cycles_per_second(device: torch.device) -> float:
 
 def _seconds(began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
     return began.elapsed_time(ended) * 1e-3
-
-
-def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(stream)
-    return event

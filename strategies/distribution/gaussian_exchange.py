@@ -104,7 +104,7 @@ class Passage:
             None if room is None else room.to(comm.rank),
         )  # fmt: skip
         # All of a rank's counts to every rank: so that its own come back to its host with the others'.
-        counts = self._routing.counts.reshape(1, -1).expand(comm.ranks, -1)
+        counts = self._routing.counts.view(1, -1).expand(comm.ranks, -1)
         self._coming_counts = comm.counts(stage, counts)
         self._counts: torch.Tensor | None = None
         if room is not None:
@@ -144,18 +144,17 @@ class Passage:
             self._to, self._from = records[comm.rank].tolist(), records[:, comm.rank].tolist()
         sent, came, width = sum(self._to), sum(self._from), exchange.width
         self._hole = Hole(sum(self._from[: comm.rank]), self._to[comm.rank])
-        after, into = self._packed, None
-        if sent > len(self._wire):
+        rows, after = self._wire.shape[0], self._packed
+        if sent > rows:
             self._pack(sent)
+            rows, after = sent, None
+        # Memory that was not there when the packing was queued may still be in use by what was queued since.
+        if work.capacity("exchange.arrived", self._wire.dtype) < came * width:
             after = None
-        if comm.device.type == "cuda":
-            # Memory that was not there when the packing was queued may still be in use by what was queued since.
-            if work.capacity("exchange.arrived", self._wire.dtype) < came * width:
-                after = None
-            into = work.take("exchange.arrived", (came, width), self._wire.dtype)
+        into = self._room_for("exchange.arrived", came, width)
         self._records = comm.exchange(
             self.stage,
-            self._wire[:sent],
+            self._wire if sent == rows else self._wire[:sent],
             self._to,
             self._from,
             padding=width - RECORD,
@@ -183,13 +182,14 @@ class Passage:
         hole = NO_HOLE if exchange.codec.moves_own else self._hole
         rows = self._work.take("exchange.returned", (sum(self._from), SENT_GRADIENTS), gradients.dtype)
         pack_gradients(exchange.kernels, gradients, hole, rows, exchange.counted_zeros)
-        exchange.records += len(rows)
+        exchange.records += rows.shape[0]
         if self.room is not None:
             assert self.splats.overflow is not None
             flag_gradients(exchange.kernels, self.splats.overflow, self._from, exchange.comm.rank, rows)
         self._gradients = None if exchange.codec.moves_own else gradients
-        outgoing = Outgoing(rows, torch.tensor(self._from)[:, None], [view], self._ids)
-        self._returning = exchange.codec.send(exchange.comm, outgoing, torch.tensor(self._to)[:, None])
+        into = self._room_for("exchange.back", sum(self._to), SENT_GRADIENTS)
+        outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._ids, into)
+        self._returning = exchange.codec.send(exchange.comm, outgoing, [[n] for n in self._to])
 
     def collect(self) -> torch.Tensor:
         """Gradients of this rank's own splats, [V, GRADIENT], summed over the ranks that rendered them."""
@@ -233,16 +233,16 @@ class Passage:
 
     def settle(self, returned: bool = True) -> None:
         """Of a passage with a room: what its rows did not hold counts for nothing. returned: gradients went back."""
-        exchange, rank = self._exchange, self._exchange.comm.rank
-        records = self.counts[:, :, SENT_RECORDS]
-        gone = [max(0, room - n) for room, n in zip(self._to, records[rank].tolist(), strict=True)]
+        exchange, rank, table = self._exchange, self._exchange.comm.rank, self.counts.tolist()
+        sent, came = table[rank], [of_source[rank] for of_source in table]
+        gone = [max(0, room - n[SENT_RECORDS]) for room, n in zip(self._to, sent, strict=True)]
         exchange.comm.ledger.add_unused(self.stage, rank, [FORWARD_BYTES * n for n in gone])
         if not returned:
             return
-        came = [max(0, room - n) for room, n in zip(self._from, records[:, rank].tolist(), strict=True)]
-        exchange.records -= sum(came)
-        exchange.unused += sum(came) - came[rank]
-        exchange.comm.ledger.add_unused(RETURN_STAGE, rank, [BACKWARD_BYTES * n for n in came])
+        left = [max(0, room - n[SENT_RECORDS]) for room, n in zip(self._from, came, strict=True)]
+        exchange.records -= sum(left)
+        exchange.unused += sum(left) - left[rank]
+        exchange.comm.ledger.add_unused(RETURN_STAGE, rank, [BACKWARD_BYTES * n for n in left])
 
     @property
     def counts(self) -> torch.Tensor:
@@ -257,6 +257,12 @@ class Passage:
         exchange = self._exchange
         self._wire = self._work.take("exchange.wire", (rows, exchange.width), exchange.kernels.dtype)
         pack_records(exchange.kernels, self.splats, self._routing, exchange.comm.rank, self._wire)
+
+    def _room_for(self, name: str, rows: int, width: int) -> torch.Tensor | None:
+        """Memory for what comes, on a GPU; elsewhere engines have their own."""
+        if self._exchange.comm.device.type != "cuda":
+            return None
+        return self._work.take(name, (rows, width), self._exchange.kernels.dtype)
 
     def _all_of(self, incoming: Incoming) -> torch.Tensor:
         """Rows of all records that were sent, zeros for those that a codec left out."""

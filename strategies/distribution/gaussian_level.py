@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 
@@ -19,7 +18,7 @@ from strategies.distribution.balance import Balance
 from strategies.distribution.exchange_options import ExchangeOptions
 from strategies.distribution.gaussian_exchange import GaussianExchange, Passage
 from strategies.distribution.halo import Halo, exchange_halo
-from strategies.distribution.host_group import to_host
+from strategies.distribution.host_group import HostCopies
 from strategies.distribution.image_gathering import gather_image
 from strategies.distribution.late_batches import LateBatch, outcome_of
 from strategies.distribution.migration import migrate
@@ -112,6 +111,7 @@ class GaussianLevel(Strategy):
             self.overflow = self.rooms.overflow
         self.late = None if self.rooms is None else StepQueue(self.overflow, self._exactly)
         self.batch_rooms = PassageRooms()
+        self.copies = HostCopies()
         self.placed = PlacedRegionsKept(ctx.world.rank, self.device)
         self.segment_time = SegmentTime(ctx.comm, options.balance == "measured")
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
@@ -141,7 +141,7 @@ class GaussianLevel(Strategy):
     def _queued(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom]) -> LateBatch:
         """A step that nobody has waited for."""
         shares = self._train(plan, regions, rooms)
-        flag = to_host(self.overflow.clone())  # The next batch may set it.
+        flag = self.copies.start(self.overflow)
         passages, losses = [share.passage for share in shares], [share.loss for share in shares]
         return LateBatch(plan, regions, passages, losses, flag, self.batch_rooms)
 
@@ -342,7 +342,7 @@ class GaussianLevel(Strategy):
     def _list(self, share: Share) -> None:
         """Instances of this rank's tiles."""
         room = share.room
-        with self._segment("bin"):
+        with self.ctx.clock("bin"), self.segment_time.stage():
             share.bins = list_tiles(
                 self.ctx.kernels,
                 share.splats,
@@ -355,7 +355,7 @@ class GaussianLevel(Strategy):
             )
 
     def _raster_forward(self, share: Share) -> None:
-        with self._segment("raster_forward"):
+        with self.ctx.clock("raster_forward"), self.segment_time.stage():
             share.raster = op.raster_forward(
                 self.ctx.kernels, share.splats, share.bins, share.camera, share.work, background=self.background
             )
@@ -374,12 +374,12 @@ class GaussianLevel(Strategy):
                 exchange_halo(self.comm, "exchange_loss", halo, [share.raster.colour for share in shares])
         for share in shares:
             camera, work, image = share.camera, share.work, share.raster.colour
-            with self._segment("loss", weight=2.0):
+            with self.ctx.clock("loss"), self.segment_time.stage(weight=2.0):
                 target, mask = self._truth(share)
                 reach: op.Halo = "exact" if whole else "none"
                 loss = op.l1_ssim(kernels, image, target, work, mask, share.tiles, reach, weight, window)
                 share.loss = loss.value.clone()
-            with self._segment("raster_backward"):
+            with self.ctx.clock("raster_backward"), self.segment_time.stage():
                 gradients = op.raster_backward(
                     kernels, share.splats, share.bins, share.raster, camera, loss.gradient, work, self.background
                 )
@@ -441,9 +441,3 @@ class GaussianLevel(Strategy):
         self.batch_rooms.clear()
         if self.rooms is not None:
             self.rooms.clear()
-
-    @contextmanager
-    def _segment(self, stage: str, weight: float = 1.0) -> Iterator[None]:
-        """A stage whose time is a cost of this rank's region."""
-        with self.ctx.clock(stage), self.segment_time.stage(weight):
-            yield

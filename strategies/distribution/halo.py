@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +26,24 @@ class PixelOwners(Protocol):
         ...
 
 
+class Part(NamedTuple):
+    """Pixels of one view that go to one rank or come from it, [n] int64 on the device; rows: theirs in what crosses."""
+
+    view: int
+    pixels: torch.Tensor
+    rows: slice
+
+
+@dataclass(frozen=True)
+class PlacedHalo:
+    """What crosses, in the order in which it does, and by rank how many pixels that is."""
+
+    gives: list[Part]
+    takes: list[Part]
+    to: list[int]
+    back: list[int]
+
+
 @dataclass(frozen=True)
 class Halo:
     """Which pixels a rank gives and takes, by other rank, then view: their numbers in it, [n] int64, all of them on the
@@ -36,16 +54,29 @@ class Halo:
 
     gives: Sequence[Sequence[torch.Tensor]]
     takes: Sequence[Sequence[torch.Tensor]]
-    _placed: dict[torch.device, tuple[torch.Tensor, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _placed: dict[torch.device, PlacedHalo] = field(default_factory=dict, compare=False, repr=False)
 
-    def placed(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """All of them, gives before takes, on that device, where they stay: nobody waits."""
+    def placed(self, device: torch.device) -> PlacedHalo:
+        """On that device, where it stays: nobody waits."""
         if device not in self._placed:
-            every = [numbers for of_rank in (*self.gives, *self.takes) for numbers in of_rank]
-            numbers = torch.cat(every)
+            numbers = torch.cat([of_view for of_rank in (*self.gives, *self.takes) for of_view in of_rank])
             there = numbers if numbers.device == device else queued_copy(numbers, device)
-            self._placed[device] = there.split([len(of_view) for of_view in every])
+            to, back = ([sum(map(len, of_rank)) for of_rank in side] for side in (self.gives, self.takes))
+            gives, takes = _parts(self.gives, there[: sum(to)]), _parts(self.takes, there[sum(to) :])
+            self._placed[device] = PlacedHalo(gives, takes, to, back)
         return self._placed[device]
+
+
+def _parts(side: Sequence[Sequence[torch.Tensor]], placed: torch.Tensor) -> list[Part]:
+    """Those of a side that have pixels. placed: all of its numbers, one after another, on the device."""
+    parts, begin = [], 0
+    for of_rank in side:
+        for view, numbers in enumerate(of_rank):
+            rows = slice(begin, begin + len(numbers))
+            if len(numbers):
+                parts.append(Part(view, placed[rows], rows))
+            begin = rows.stop
+    return parts
 
 
 def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
@@ -127,16 +158,13 @@ def exchange_halo(comm: Communicator, stage: str, halo: Halo, images: Sequence[t
 
     images: by view [H, W, 3] contiguous, this rank's pixels filled in; the halo is written in place.
     """
-    views, placed = len(images), halo.placed(images[0].device)
-    gives, takes = placed[: len(placed) // 2], placed[len(placed) // 2 :]
+    placed = halo.placed(images[0].device)
     pixels = [image.view(-1, 3) for image in images]
-    parts = [pixels[i % views][numbers] for i, numbers in enumerate(gives) if len(numbers)]
-    send = torch.cat(parts) if parts else pixels[0][:0]
-    to, back = ([sum(map(len, of_rank)) for of_rank in side] for side in (halo.gives, halo.takes))
-    received = comm.exchange(stage, send, to, back).wait()
-    for i, (numbers, part) in enumerate(zip(takes, received.split([len(t) for t in takes]), strict=True)):
-        if len(numbers):
-            pixels[i % views][numbers] = part
+    parts = [pixels[part.view].index_select(0, part.pixels) for part in placed.gives]
+    send = parts[0] if len(parts) == 1 else torch.cat([pixels[0][:0], *parts])
+    received = comm.exchange(stage, send, placed.to, placed.back).wait()
+    for part in placed.takes:
+        pixels[part.view].index_copy_(0, part.pixels, received[part.rows])
 
 
 def fill_halo(comm: Communicator, stage: str, owners: PixelOwners, images: Sequence[torch.Tensor]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
@@ -15,6 +16,53 @@ from strategies.distribution.gloo import peers_named
 
 T = TypeVar("T")
 
+LOOK_SECONDS = 0.1
+"""Between two looks at what waits to be started, where the caller does not come by."""
+
+
+class HostCopies:
+    """Pinned memory that tensors of a device are copied into, and an event each, used again once `read` is over."""
+
+    def __init__(self) -> None:
+        self._idle: defaultdict[tuple[torch.Size, torch.dtype], list[HostCopy]] = defaultdict(list)
+
+    def start(self, tensor: torch.Tensor) -> HostCopy:
+        """Start to bring a tensor, as it is behind the work queued so far, to the host. One that is there is copied."""
+        if tensor.device.type != "cuda":
+            return HostCopy(tensor.clone())
+        idle = self._idle[tensor.shape, tensor.dtype]
+        if idle:
+            copy = idle.pop()
+        else:
+            copy = HostCopy(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True), torch.cuda.Event(), idle)
+        copy.memory.copy_(tensor, non_blocking=True)
+        assert copy.copied is not None
+        copy.copied.record(torch.cuda.current_stream(tensor.device))
+        return copy
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """A tensor on its way to the host: its memory there, the event behind which it is there, and where this goes when
+    it has been read; neither for one that was there."""
+
+    memory: torch.Tensor
+    copied: torch.cuda.Event | None = None
+    idle: list[HostCopy] | None = None
+
+    @property
+    def there(self) -> bool:
+        return self.copied is None or self.copied.query()
+
+    def read(self, use: Callable[[torch.Tensor], T]) -> T:
+        """What `use` makes of the tensor once it is there, whose memory is another's afterwards. Called once."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        made = use(self.memory)
+        if self.idle is not None:
+            self.idle.append(self)
+        return made
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -24,61 +72,118 @@ class Arrival:
     moment: float
 
 
-class HostGroup:
-    """A gloo group that one thread talks on, in the order of the calls, while the caller goes on.
+@dataclass(eq=False)
+class HostExchange:
+    """Rows that cross between hosts. Started when they lie on this one; `result` waits for what comes."""
 
-    What lies on a device is copied into pinned memory first, and the thread, not the caller, waits for that copy and
-    for the kernels that the tensor comes from.
+    stage: str
+    copy: HostCopy
+    shape: torch.Size
+    send_counts: list[int]
+    receive_counts: list[int]
+    group: HostGroup
+    moment: float | None = None
+    """When it came, once it has: where the rows lay on the host from the beginning."""
+    work: dist.Work | None = None
+    received: torch.Tensor = field(init=False)
+
+    def result(self) -> Arrival:
+        self.group.start_until(self)
+        self.wait()
+        return Arrival(self.received, self.moment or perf_counter())
+
+    def wait(self) -> None:
+        """Of one that has been started."""
+        assert self.work is not None
+        with peers_named(self.stage, self.group.rank):
+            self.work.wait()
+
+    def start(self) -> None:
+        """Waits until the rows are there."""
+        rows = self.copy.read(lambda rows: rows.expand(self.shape).clone(memory_format=torch.contiguous_format))
+        self.received = rows.new_empty((sum(self.receive_counts), *rows.shape[1:]))
+        with peers_named(self.stage, self.group.rank):
+            self.work = dist.all_to_all_single(
+                self.received, rows, self.receive_counts, self.send_counts, group=self.group.group, async_op=True
+            )
+        if self.copy.copied is None:
+            # On a GPU nobody asks for the moment, and what is called back would interrupt who queues the next step.
+            self.work.get_future().add_done_callback(self._came)
+
+    def _came(self, _: object) -> None:
+        self.moment = perf_counter()
+
+
+class HostGroup:
+    """A gloo group whose collectives begin in the order of the calls, while the caller goes on.
+
+    What lies on a device is copied into pinned memory first, and nobody waits for that copy but who asks for the
+    result: the caller starts what has come whenever it comes by, and gloo's own threads do the rest. A thread of Python
+    that waited for each copy would take the interpreter from the one that queues the step, at every turn. Where the
+    caller is long in coming, a thread that looks in from time to time starts it, so that other ranks need not wait.
+    Rows that are all the same one (`expand`) are copied once.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, device: torch.device):
-        self._group, self._rank = group, rank
-        self._thread = ThreadPoolExecutor(1, "host group")
-        if device.type == "cuda":  # A thread begins on the first GPU, which is another rank's.
-            self._thread.submit(torch.cuda.set_device, device).result()
+        self.group, self.rank = group, rank
+        self._copies = HostCopies()
+        self._waiting: deque[HostExchange] = deque()
+        self._begun: deque[HostExchange] = deque()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        if device.type == "cuda":
+            threading.Thread(target=self._look_in, args=(device,), name="host group", daemon=True).start()
 
     def exchange(
         self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]
-    ) -> Future[Arrival]:
+    ) -> HostExchange:
         """All to all of the tensor's rows, packed by destination; what arrives is on the host, packed by source."""
-        on_host = to_host(send)
+        copy = self._copies.start(send[:1] if send.stride(0) == 0 else send)
+        one = HostExchange(stage, copy, send.shape, send_counts, receive_counts, self)
+        with self._lock:
+            self._waiting.append(one)
+        self.start_ready()
+        return one
 
-        def talk() -> Arrival:
-            rows = on_host()
-            received = rows.new_empty((sum(receive_counts), *rows.shape[1:]))
-            dist.all_to_all_single(received, rows, receive_counts, send_counts, group=self._group)
-            return Arrival(received, perf_counter())
+    def start_ready(self) -> None:
+        """Start what has come to the host, in the order of the calls."""
+        with self._lock:
+            while self._waiting and self._waiting[0].copy.there:
+                self._start_first()
 
-        return self._queue(stage, talk)
+    def start_until(self, one: HostExchange) -> None:
+        """Start it, and all that comes before it; waits for their rows."""
+        with self._lock:
+            while one.work is None:
+                self._start_first()
 
     def barrier(self) -> None:
-        """Return when all ranks have called it."""
-        self._queue("barrier", lambda: dist.barrier(group=self._group)).result()
+        """Return when all ranks have called it, and what they exchanged before it is over."""
+        with self._lock:
+            while self._waiting:
+                self._start_first()
+            while self._begun:
+                self._begun.popleft().wait()
+        with peers_named("barrier", self.rank):
+            dist.barrier(group=self.group)
 
     def close(self) -> None:
         """End the thread and let go of the group, which gloo wants gone before the process."""
-        self._thread.shutdown()
-        del self._group
+        self._closed.set()
+        del self.group
 
-    def _queue(self, stage: str, call: Callable[[], T]) -> Future[T]:
-        def named() -> T:
-            with peers_named(stage, self._rank):
-                return call()
+    def _start_first(self) -> None:
+        one = self._waiting[0]
+        one.start()
+        self._waiting.popleft()
+        while self._begun and self._begun[0].work is not None and self._begun[0].work.is_completed():
+            self._begun.popleft()
+        self._begun.append(one)
 
-        return self._thread.submit(named)
-
-
-def to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Start to bring a tensor to the host; the call waits until it is there. A host tensor is there already."""
-    if tensor.device.type != "cuda":
-        return lambda: tensor
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    copy.copy_(tensor, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-
-    def wait() -> torch.Tensor:
-        copied.synchronize()
-        return copy
-
-    return wait
+    def _look_in(self, device: torch.device) -> None:
+        torch.cuda.set_device(device)  # A thread begins on the first GPU, which is another rank's.
+        while not self._closed.wait(LOOK_SECONDS):
+            try:
+                self.start_ready()
+            except (RuntimeError, OSError):  # Who waits for what was not started will be told.
+                return

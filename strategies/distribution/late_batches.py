@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from strategies.distribution.gaussian_exchange import Passage
+from strategies.distribution.host_group import HostCopy
 from strategies.distribution.passage_rooms import PassageRooms
 from strategies.distribution.regions import Regions
 from strategies.training.late_steps import Outcome, Plan, QueuedStep
@@ -21,16 +22,16 @@ class LateBatch(QueuedStep):
         regions: Regions,
         passages: Sequence[Passage],
         losses: Sequence[torch.Tensor],
-        flag: Callable[[], torch.Tensor],
+        flag: HostCopy,
         rooms: PassageRooms,
     ) -> None:
-        """flag: waits for the overflow flag as it was behind the batch, [1]."""
+        """flag: the overflow flag as it was behind the batch, [1]."""
         super().__init__(plan)
         self._regions, self._passages, self._losses = regions, passages, losses
         self._flag, self._rooms = flag, rooms
 
     def overflowed(self) -> bool:
-        return bool(self._flag())
+        return self._flag.read(bool)
 
     def learn(self) -> Callable[[], Outcome]:
         self._rooms.learn(self.plan.views, self._regions, [passage.counts for passage in self._passages])

@@ -6,10 +6,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -17,7 +15,7 @@ import torch.distributed as dist
 from strategies.distribution.communicator import Communicator, PeerSilentError, Pending, Terms, Transfer
 from strategies.distribution.device_lane import DeviceLane, Tally
 from strategies.distribution.gloo import peers_named
-from strategies.distribution.host_group import Arrival, HostGroup
+from strategies.distribution.host_group import HostGroup
 
 BACKSTOP_SECONDS = 10.0
 """NCCL's own watchdog strikes so much later than ours, which knows the stage."""
@@ -42,6 +40,7 @@ class NcclCommunicator(Communicator):
         super().__init__(dist.get_rank(), dist.get_world_size(), device)
         self.pace = pace
         self._host = HostGroup(host_group, self.rank, device)
+        self._come_by = self._host.start_ready
         self._timeout = timeout
         self._lane = DeviceLane(device, timeout, self._silence, pace) if device.type == "cuda" else None
 
@@ -52,7 +51,7 @@ class NcclCommunicator(Communicator):
         row = send[0].numel() * 8
         self.ledger.add(stage, self.rank, [row] * self.ranks, metadata=True, over_link=False)
         ones = [1] * self.ranks
-        return Pending(self, stage, self._between_hosts(stage, send.to(torch.int64).contiguous(), ones, ones))
+        return Pending(self, stage, self._between_hosts(stage, send.to(torch.int64), ones, ones))
 
     def mark(self) -> object | None:
         return None if self._lane is None else self._lane.mark()
@@ -81,9 +80,8 @@ class NcclCommunicator(Communicator):
         if send.device.type != self.device.type:
             return self._between_hosts(stage, send, send_counts, receive_counts)
         received = send.new_empty((sum(receive_counts), *send.shape[1:])) if terms.into is None else terms.into
-        out, back = _bounds(send_counts), _bounds(receive_counts)
         if self._lane is None:
-            works = self._post(send, received, out, back, terms.own)
+            works = self._post(send, received, send_counts, receive_counts, terms.own)
 
             def finish() -> torch.Tensor:
                 with peers_named(stage, self.rank):
@@ -92,12 +90,13 @@ class NcclCommunicator(Communicator):
                 return received
 
             return Transfer(finish)
+        self._come_by()
         lane = self._lane
-        most = max(len(send) - send_counts[self.rank], len(received) - receive_counts[self.rank])
+        most = max(sum(counts) - counts[self.rank] for counts in (send_counts, receive_counts))
         size = most * math.prod(send.shape[1:]) * send.element_size()
         after = terms.after if isinstance(terms.after, torch.cuda.Event) else None
         with lane.crossing(self._tally(stage), size, after) as crossing:
-            for work in self._post(send, received, out, back, terms.own):
+            for work in self._post(send, received, send_counts, receive_counts, terms.own):
                 work.wait()  # Makes the lane wait, not the host.
 
         def join() -> torch.Tensor:
@@ -122,7 +121,7 @@ class NcclCommunicator(Communicator):
         self.on_wait(None)
 
     def _post(
-        self, send: torch.Tensor, received: torch.Tensor, out: list[slice], back: list[slice], own: bool
+        self, send: torch.Tensor, received: torch.Tensor, send_counts: list[int], receive_counts: list[int], own: bool
     ) -> list[dist.Work]:
         """Start what goes to and comes from others, on the current stream; own: copy the rank's own rows too.
 
@@ -133,20 +132,21 @@ class NcclCommunicator(Communicator):
             # What goes to the only other one is a run of rows, and this call takes the host the least.
             peer = 1 - self.rank
             to, come = [0, 0], [0, 0]
-            to[peer], come[peer] = (bounds.stop - bounds.start for bounds in (out[peer], back[peer]))
-            dist.all_to_all_single(received[back[peer]], send[out[peer]], come, to)
+            to[peer], come[peer] = send_counts[peer], receive_counts[peer]
+            if to[peer] or come[peer]:  # The other rank knows as well that nothing crosses.
+                dist.all_to_all_single(_part(received, receive_counts, peer), _part(send, send_counts, peer), come, to)
         else:
             calls = []
             for peer in range(self.ranks):
                 if peer == self.rank:
                     continue
-                if out[peer].stop > out[peer].start:
-                    calls.append(dist.P2POp(dist.isend, send[out[peer]], peer))
-                if back[peer].stop > back[peer].start:
-                    calls.append(dist.P2POp(dist.irecv, received[back[peer]], peer))
+                if send_counts[peer]:
+                    calls.append(dist.P2POp(dist.isend, _part(send, send_counts, peer), peer))
+                if receive_counts[peer]:
+                    calls.append(dist.P2POp(dist.irecv, _part(received, receive_counts, peer), peer))
             works = dist.batch_isend_irecv(calls) if calls else ()
         if own:
-            received[back[self.rank]].copy_(send[out[self.rank]])
+            _part(received, receive_counts, self.rank).copy_(_part(send, send_counts, self.rank))
         return [work for work in works if work is not None]
 
     def _between_hosts(
@@ -154,7 +154,7 @@ class NcclCommunicator(Communicator):
     ) -> Transfer:
         coming = self._host.exchange(stage, send, send_counts, receive_counts)
         if self._lane is None:
-            return Transfer(lambda: coming.result().received, lambda: _moment(coming))
+            return Transfer(lambda: coming.result().received, lambda: coming.moment)
         # Under a name of their own: the stage's seconds are those of the rows between the devices.
         lane, tally = self._lane, self._tally(f"{stage} counts")
 
@@ -191,11 +191,7 @@ def connect(timeout: float, pace: float | None = None) -> NcclCommunicator:
     return NcclCommunicator(device, hosts, timeout, pace)
 
 
-def _bounds(counts: list[int]) -> list[slice]:
-    """Each rank's rows among rows packed by rank."""
-    ends = list(accumulate(counts))
-    return [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
-
-
-def _moment(coming: Future[Arrival]) -> float | None:
-    return coming.result().moment if coming.done() and coming.exception() is None else None
+def _part(rows: torch.Tensor, counts: list[int], rank: int) -> torch.Tensor:
+    """A rank's, of rows packed by rank."""
+    first = sum(counts[:rank])
+    return rows[first : first + counts[rank]]

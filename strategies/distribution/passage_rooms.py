@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -47,10 +48,8 @@ class PassageRoom:
     def _beside(self, counts: torch.Tensor) -> Iterator[tuple[int, int]]:
         """Each of its sizes, and what was needed."""
         records, splats, instances = _needs(counts)
-        for rooms, needs in zip(self.records, records, strict=True):
-            yield from zip(rooms, needs, strict=True)
-        yield from zip(self.splats, splats, strict=True)
-        yield from zip(self.instances, instances, strict=True)
+        rooms = (*chain.from_iterable(self.records), *self.splats, *self.instances)
+        return zip(rooms, (*chain.from_iterable(records), *splats, *instances), strict=True)
 
 
 @dataclass(frozen=True)
@@ -106,5 +105,7 @@ def _room(counts: torch.Tensor, known: PassageRoom | None) -> PassageRoom:
 
 def _needs(counts: torch.Tensor) -> tuple[list[list[int]], list[int], list[int]]:
     """Rows by source and destination, splats by source, instances by destination."""
-    records = (counts[:, :, SENT_RECORDS] + _FLAG_ROW).tolist()
-    return records, counts[:, 0, OWN_SPLATS].tolist(), counts[:, :, SENT_INSTANCES].sum(0).tolist()
+    table = counts.tolist()  # Once: each operator on so few numbers takes as long.
+    records = [[of_pair[SENT_RECORDS] + _FLAG_ROW for of_pair in of_source] for of_source in table]
+    instances = [sum(of_source[rank][SENT_INSTANCES] for of_source in table) for rank in range(len(table))]
+    return records, [of_source[0][OWN_SPLATS] for of_source in table], instances

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -22,12 +22,12 @@ class SegmentTime:
         self._seconds = 0.0
         self._spans: list[tuple[float, torch.cuda.Event, torch.cuda.Event]] = []
 
-    @contextmanager
-    def stage(self, weight: float = 1.0) -> Iterator[None]:
+    def stage(self, weight: float = 1.0) -> AbstractContextManager[None]:
         """Inside, nothing waits for other ranks."""
-        if not self._wanted:
-            yield
-            return
+        return self._measured(weight) if self._wanted else nullcontext()
+
+    @contextmanager
+    def _measured(self, weight: float) -> Iterator[None]:
         if not self._on_gpu:
             began = self._comm.now()
             yield

@@ -7,13 +7,13 @@ told to all, so that masks are known alike everywhere and positions stay implied
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from strategies.distribution.communicator import Communicator
-from strategies.distribution.host_group import to_host
+from strategies.distribution.host_group import HostCopies, HostCopy
 from strategies.splaxel import subtiles
 from strategies.splaxel.composition import Partials, light_in_front
 from strategies.splaxel.info import SplaxelOptions
@@ -63,6 +63,7 @@ class Masks:
     def __init__(self, comm: Communicator, options: SplaxelOptions):
         self._comm, self._options = comm, options
         self._views: dict[int, _ViewMasks] = {}
+        self._copies = HostCopies()
         self.counts = PairCounts()
 
     def forget(self) -> None:
@@ -76,9 +77,7 @@ class Masks:
             return {}
         return {box: mask.active for box, mask in known.boxes.items()}
 
-    def judge(
-        self, views: Sequence[int], sharings: Sequence[Sharing], stacks: Sequence[Partials]
-    ) -> list[Callable[[], torch.Tensor]]:
+    def judge(self, views: Sequence[int], sharings: Sequence[Sharing], stacks: Sequence[Partials]) -> list[HostCopy]:
         """Judge what each visit showed, for `learn`: by view, sub-tiles that light reaches, on their way to the host.
 
         stacks: by view, all layers' partials at the pixels that this rank composited. A rank judges the tiles that it
@@ -87,7 +86,7 @@ class Masks:
         if self._options.saturation == "off":
             return []
         return [
-            to_host(self._lit(self._views.setdefault(view, _ViewMasks()), sharing, stack))
+            self._copies.start(self._lit(self._views.setdefault(view, _ViewMasks()), sharing, stack))
             for view, sharing, stack in zip(views, sharings, stacks, strict=True)
         ]
 
@@ -95,7 +94,7 @@ class Masks:
         self,
         views: Sequence[int],
         sharings: Sequence[Sharing],
-        judged: Sequence[Callable[[], torch.Tensor]],
+        judged: Sequence[HostCopy],
         images_seen: int,
     ) -> None:
         """Agree on the masks of the next visits. judged: what `judge` returned. Collective.
@@ -107,7 +106,7 @@ class Masks:
         rank, mine = self._comm.rank, []
         for sharing, lit in zip(sharings, judged, strict=True):
             own = sharing.counter == rank
-            mine += [subtiles.to_bits(grid)[own] for grid in lit()]
+            mine += [bits[own] for bits in lit.read(lambda grids: [*map(subtiles.to_bits, grids)])]
         told = self._comm.gather("masks", torch.cat(mine) if mine else torch.empty(0, dtype=torch.uint8))
         read = [0] * self._comm.ranks
         for view, sharing in zip(views, sharings, strict=True):

@@ -11,6 +11,7 @@ from cuda_src import layout
 from cuda_src import operators as op
 from cuda_src.compiled import bindings
 from cuda_src.compiled.bindings import REPLAYED_FROM
+from cuda_src.exchange import pack_records, route_splats, wire_width
 from cuda_src.operators import KernelSet, Room
 from cuda_src.workspace import Workspace
 
@@ -101,6 +102,50 @@ def test_a_buffer_that_moves_takes_its_graphs_along(parity, stepping, device):
     assert len(bindings._RECORDED) == before
     for _ in range(REPLAYED_FROM + 1):
         assert_same(parity, stepping(stepping.parameters, work), stepping(stepping.parameters))
+
+
+def test_a_region_of_one_view_leaves_nothing_in_that_of_the_next(parity, kernels, device):
+    view = parity.view(12, gaussians=3000, width=130, height=70, sizes=(0.5, 40.0))
+    rows, ids, every = view.parameters.to(device), view.ids.to(device), view.camera.tiles
+    overflow = torch.zeros(1, dtype=torch.int32, device=device)
+    room, camera = Room(3000, 200_000, overflow), view.camera
+    regions = [torch.arange(*ends, dtype=torch.int32, device=device) for ends in ((0, 20), (13, every), (0, every))]
+    regions.append(regions[0][:0])
+
+    def pictures(tiles: torch.Tensor, work: Workspace) -> list[torch.Tensor]:
+        splats = op.project(kernels, rows, ids, camera, 3, work, room)
+        bins = op.bin_splats(kernels, splats, camera, work, tiles, room=room)
+        raster = op.raster_forward(kernels, splats, bins, camera, work)
+        return [getattr(raster, name).clone() for name in PICTURES]
+
+    work = Workspace(device)
+    for _ in range(REPLAYED_FROM + 1):
+        for tiles in regions:
+            for mine, other in zip(pictures(tiles, work), pictures(tiles, Workspace(device)), strict=True):
+                assert torch.equal(mine, other)
+    for picture in pictures(regions[-1], work):
+        assert not picture.any()
+
+
+def test_routes_of_a_room_are_replayed_for_gaussians_that_moved(parity, kernels, device):
+    view = parity.view(12, gaussians=3000, width=130, height=70, sizes=(0.5, 40.0))
+    rows, ids, camera = view.parameters.to(device), view.ids.to(device), view.camera
+    overflow, work = torch.zeros(1, dtype=torch.int32, device=device), Workspace(device)
+    owners = (torch.arange(camera.tiles, dtype=torch.int32) >= camera.tiles // 2).to(torch.int32).to(device)
+    room = Room(3000, 200_000, overflow)
+
+    def routed(work: Workspace) -> list[torch.Tensor]:
+        splats = op.project(kernels, rows, ids, camera, 3, work, room)
+        routing = route_splats(kernels, splats, camera, owners, 2, work, rooms=(3001, 3001))
+        wire = torch.zeros(6002, wire_width(kernels.dtype), device=device)
+        pack_records(kernels, splats, routing, 0, wire)
+        there = wire[:, layout.RECORD_DEPTH] > 0
+        return [routing.masks[: int(splats.live[0])].clone(), routing.counts.clone(), wire[there].view(torch.int32)]
+
+    for visit in range(REPLAYED_FROM + 3):
+        for mine, other in zip(routed(work), routed(Workspace(device)), strict=True):
+            assert torch.equal(mine, other)
+        rows[:, layout.MEAN] += 1e-3 * (visit + 1)
 
 
 def test_a_caller_may_record_a_graph_of_its_own(kernels, device):

@@ -204,6 +204,40 @@ def test_seconds_are_added_up_on_the_way_so_that_events_do_not_pile_up(gpu, lane
     assert tally.exposed["a"] >= 4.0
 
 
+def test_events_of_what_was_added_up_are_recorded_again(gpu, lane, monkeypatch):
+    made: list[Event] = []
+
+    class Counted(Event):
+        def __init__(self, enable_timing: bool = False) -> None:
+            super().__init__(enable_timing)
+            made.append(self)
+
+    monkeypatch.setattr(torch.cuda, "Event", Counted)
+    monkeypatch.setattr(device_lane, "SETTLED_AT", 3)
+    here, tally = lane(), Tally("a", {}, {})
+    for _ in range(50):
+        gpu.works(1.0)
+        one = exchange(gpu, here, tally, seconds=2.0)
+        gpu.works(0.5)
+        here.join(one)
+    here.settle()
+    assert len(made) <= 4 * (3 + 1) + 1
+    assert (tally.exposed["a"], tally.hidden["a"]) == (75.0, 25.0)
+    one.ended.past = False  # Another exchange's by now.
+    assert one.over
+
+
+def test_two_ranks_between_which_nothing_crosses_make_no_call(gpu, engine, monkeypatch):
+    calls: list[int] = []
+    monkeypatch.setattr(dist, "all_to_all_single", lambda received, send, come, to: calls.append(len(send)))
+    comm = engine(2)
+    assert len(comm.exchange("a", torch.ones(3, 1), [0, 3], [0, 3], terms=Terms(own=False)).wait()) == 3
+    assert calls == []
+    assert comm.ledger.calls == {"a": 1}
+    comm.exchange("a", torch.ones(3, 1), [0, 3], [2, 3], terms=Terms(own=False)).wait()
+    assert calls == [0]
+
+
 def test_an_exchange_that_does_not_end_is_told_once_by_its_stage(gpu, lane):
     told: list[str] = []
     heard = threading.Event()

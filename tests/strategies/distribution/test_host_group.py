@@ -1,0 +1,114 @@
+"""What crosses between hosts beside the devices: begun in the order of the calls, when it has come to the host."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from strategies.distribution.host_group import HostCopies, HostCopy, HostGroup
+
+
+class Copied:
+    """An event of a device that comes to it when the test says so, or when somebody waits."""
+
+    past = False
+
+    def query(self) -> bool:
+        return self.past
+
+    def synchronize(self) -> None:
+        self.past = True
+
+
+class Gloo:
+    """Says in `begun` what it was asked to send, and gives it back when waited for."""
+
+    def __init__(self) -> None:
+        self.begun: list[list[int]] = []
+        self.waits = self.barriers = 0
+
+    def exchange(self, received, rows, receive_counts, send_counts, group, async_op):
+        self.begun.append(rows.flatten().tolist())
+
+        def wait() -> None:
+            self.waits += 1
+            received.copy_(rows)
+
+        return SimpleNamespace(wait=wait, is_completed=lambda: False)
+
+    def barrier(self, group) -> None:
+        self.barriers += 1
+
+
+@pytest.fixture
+def gloo(monkeypatch) -> Gloo:
+    made = Gloo()
+    monkeypatch.setattr(dist, "all_to_all_single", made.exchange)
+    monkeypatch.setattr(dist, "barrier", made.barrier)
+    return made
+
+
+@pytest.fixture
+def group(monkeypatch) -> HostGroup:
+    """Whose rows are on their way until the test says that they are there, `group.on_the_way`."""
+    made = HostGroup(SimpleNamespace(), 0, torch.device("cpu"))
+    made.on_the_way = []
+
+    def start(self: HostCopies, tensor: torch.Tensor) -> HostCopy:
+        made.on_the_way.append(HostCopy(tensor.clone(), Copied()))
+        return made.on_the_way[-1]
+
+    monkeypatch.setattr(HostCopies, "start", start)
+    return made
+
+
+def rows(first: int) -> torch.Tensor:
+    return torch.tensor([[first], [first + 1]])
+
+
+def test_the_caller_starts_what_has_come_whenever_it_comes_by_and_never_before_what_was_asked_first(gloo, group):
+    first, second = (group.exchange("a", rows(n), [1, 1], [1, 1]) for n in (10, 20))
+    group.on_the_way[1].copied.past = True
+    group.start_ready()
+    assert gloo.begun == []
+    group.on_the_way[0].copied.past = True
+    group.start_ready()
+    assert gloo.begun == [[10, 11], [20, 21]]
+    assert gloo.waits == 0
+    assert first.result().received.flatten().tolist() == [10, 11]
+    assert second.result().received.flatten().tolist() == [20, 21]
+
+
+def test_who_asks_for_a_result_waits_for_its_rows_and_starts_all_that_comes_before_it(gloo, group):
+    asked = [group.exchange("a", rows(n), [1, 1], [1, 1]) for n in (10, 20, 30)]
+    assert asked[1].result().received.flatten().tolist() == [20, 21]
+    assert gloo.begun == [[10, 11], [20, 21]]
+    group.barrier()
+    assert gloo.begun[2:] == [[30, 31]]
+    assert (gloo.waits, gloo.barriers) == (4, 1)
+
+
+def test_rows_that_are_all_the_same_are_copied_once_and_cross_as_many(gloo, group):
+    one = group.exchange("a", torch.tensor([[7, 8]]).expand(3, -1), [1, 1, 1], [1, 1, 1])
+    assert group.on_the_way[0].memory.shape == (1, 2)
+    assert one.result().received.tolist() == [[7, 8]] * 3
+
+
+def test_a_caller_that_is_long_in_coming_keeps_nobody_waiting(gloo, group, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(group._closed, "wait", lambda seconds: bool(gloo.begun))
+    group.exchange("a", rows(10), [1, 1], [1, 1])
+    group.on_the_way[0].copied.past = True
+    group._look_in(torch.device("cpu"))
+    assert gloo.begun == [[10, 11]]
+
+
+def test_what_lies_on_the_host_is_copied_as_it_is_now():
+    flag = torch.zeros(1)
+    copy = HostCopies().start(flag)
+    flag.fill_(1)
+    assert copy.there
+    assert copy.read(bool) is False
