@@ -34,6 +34,7 @@ METRICS: dict[str, tuple[str, str]] = {
         "1",
         "calls on kernels of a step, all ranks together: functions of the CUDA library, or operators on a CPU",
     ),
+    "phase_seconds": ("s", "wall time of a cell's phase (stage), the start of its processes left out"),
     "host_seconds": ("s", "host time of a step that begins on an idle device: launches and Python"),
     "payload_bytes": ("B", "payload of a step, by stage, source and destination"),
     "metadata_bytes": ("B", "padding, counts and ids of a step"),

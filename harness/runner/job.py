@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ class Job:
     images: list[RecordImage] = field(default_factory=list)
     spending: Spending = field(init=False)
     _samples: list[dict[str, Any]] = field(default_factory=list)
+    _phases: list[tuple[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.spending = Spending(self.ranks)
@@ -193,6 +195,8 @@ class Job:
                 scene.images.region(view, Rect.whole(scene.cameras[view]), device)
 
     def phase(self, text: str) -> None:
+        """What comes from here on, until the next; the last one ends with `finish`."""
+        self._phases.append((text, time.perf_counter()))
         self._event({"event": "phase", "text": text})
 
     def progress(self, done: int, total: int, unit: str, views_per_second: float, loss: float | None) -> None:
@@ -296,6 +300,7 @@ class Job:
 
     def finish(self) -> None:
         """Write samples, then the result, then the marker that the runner trusts."""
+        self._phase_seconds()
         table = pa.Table.from_pylist(self._samples, schema=SAMPLE_COLUMNS)
         pq.write_table(table, self.folder / "samples.parquet")
         result = WorkerResult(
@@ -310,6 +315,14 @@ class Job:
             gaussians_hash=self.gaussians_hash,
         )
         write_result(self.folder, result)
+
+    def _phase_seconds(self) -> None:
+        seconds: dict[str, float] = {}
+        ends = [begin for _, begin in self._phases[1:]] + [time.perf_counter()]
+        for (text, begin), end in zip(self._phases, ends, strict=True):
+            seconds[text] = seconds.get(text, 0.0) + end - begin
+        for text, value in seconds.items():
+            self.measure("phase_seconds", value, "sum", stage=text)
 
     def _event(self, event: dict[str, Any]) -> None:
         if self.leads:

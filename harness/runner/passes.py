@@ -52,6 +52,7 @@ def repeated(
         job.ranks.comm.clear()
         job.spending.take()
         job.statistics(strategy, keep=False)
+    job.phase("passes")
     witness.begin()
     kept: list[float] = []
     while True:

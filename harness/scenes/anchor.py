@@ -63,7 +63,7 @@ class AnchorGaussians:
 
     def read(self, indices: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Parameters of those ids, [n, 59] float32 on the device."""
-        return self._parameters[indices.cpu()].to(device)
+        return self._parameters.index_select(0, indices.cpu()).to(device)  # Copies rows; an index copies numbers.
 
     @cached_property
     def _parameters(self) -> torch.Tensor:

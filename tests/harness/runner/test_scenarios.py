@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,16 @@ def test_a_preparation_leaves_its_gaussians_and_another_cell_starts_from_them(tm
     start, end = values(after, "psnr")[0], values(first, "psnr")[-1]
     # A PLY has no active SH degree: the new run starts again at degree 0.
     assert start == pytest.approx(end, abs=1.0)
+
+
+def test_a_cell_tells_where_its_wall_time_went_phase_by_phase(tmp_path):
+    began = time.perf_counter()
+    result = result_of(tmp_path, scenario="throughput")
+    whole = time.perf_counter() - began
+    seconds = {m.stage: m.value for m in result.measurements if m.metric == "phase_seconds"}
+    assert {"loading the scene", "setting up the strategy", "reading images", "warm-up", "passes"} <= seconds.keys()
+    a_step = samples(tmp_path).query("series == 'passes' and not warmup").value.sum()  # One of each pass.
+    assert a_step < seconds["passes"] < sum(seconds.values()) < whole
 
 
 def test_ranks_of_one_process_open_the_scene_once(tmp_path, monkeypatch):
