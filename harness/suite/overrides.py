@@ -14,9 +14,12 @@ from harness.suite.expansion import Point
 from harness.suite.grammar import Axis, Suite
 from harness.suite.settings import lookup, merged, short_text, single
 from harness.suite.yaml_source import LocatedList, LocatedMap, Place, parse
+from strategies.registry import strategies
 
 NAME_SEPARATOR = " = "
 """Joins the names of points that turned out to be the same cell."""
+_MOST_TOLD = 8
+"""Values that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,14 @@ class Filter:
         if self.key == "name":
             names = [] if cell.name is None else [cell.name, *cell.name.split(NAME_SEPARATOR)]
             return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.patterns)
-        found, value = lookup(cell.model_dump(mode="json", by_alias=True), self.key)
+        found, value = self.value_of(cell)
         return found and any(_value_matches(value, pattern) for pattern in self.patterns)
+
+    def value_of(self, cell: Cell) -> tuple[bool, Any]:
+        """Whether the cell has the key, an option at its default too, and its value."""
+        described = cell.model_dump(mode="json", by_alias=True)
+        options = strategies()[cell.strategy].options.model_validate(cell.options)
+        return lookup({**described, "options": options.model_dump(mode="json", by_alias=True)}, self.key)
 
 
 def _value_matches(value: Any, pattern: str) -> bool:
@@ -162,6 +171,11 @@ def check_selects(filters: list[Filter], cells: list[tuple[Cell, str]]) -> None:
     """UserError for a filter that no cell passes, or for filters that none passes together."""
     for one in filters:
         if not any(one.matches(cell, cell_id) for cell, cell_id in cells):
-            raise UserError(f"{one.key}: matches none of {len(cells)} cells; `plan` lists them", f"--only {one.text}")
+            values = (
+                value for found, value in (one.value_of(cell) for cell, _ in cells) if found and value is not None
+            )
+            told = dict.fromkeys(map(short_text, values))
+            have = f", which have {', '.join(told)}" if 0 < len(told) <= _MOST_TOLD else "; `plan` lists them"
+            raise UserError(f"{one.key}: matches none of {len(cells)} cells{have}", f"--only {one.text}")
     if not any(all(one.matches(cell, cell_id) for one in filters) for cell, cell_id in cells):
         raise UserError(f"no cell passes all {len(filters)} filters; `plan` lists the cells", "--only")

@@ -143,7 +143,7 @@ def test_a_file_whose_name_leads_out_of_the_results_is_refused() -> None:
     [
         (["run", "no.yaml"], "no.yaml: no such file; expected a suite in YAML"),
         (["run", "s.yaml", "--set", "rank=2"], "--set rank=2: rank: unknown key; did you mean 'ranks'?"),
-        (["run", "s.yaml", "--only", "ranks=9"], "--only ranks=9: ranks: matches none of 1 cells;"),
+        (["run", "s.yaml", "--only", "ranks=9"], "--only ranks=9: ranks: matches none of 1 cells, which have 1"),
         (["run", "s.yaml", "--out", "s.yaml"], "s.yaml: is a file; expected a folder for the records"),
         (["run", "s.yaml", "--out", "s.yaml/out"], "s.yaml/out: cannot be written (Not a directory); expected a "),
     ],

@@ -106,7 +106,7 @@ def test_deterministic_is_a_key_of_every_cell(invoke: Invoke, runs: list[dict[st
         (["plan", "no.yaml"], "error: no.yaml: no such file; expected a suite in YAML\n"),
         (["run", "no.yaml"], "error: no.yaml: no such file; expected a suite in YAML\n"),
         (["plan", "s.yaml", "--set", "rank=2"], "error: --set rank=2: rank: unknown key; did you mean 'ranks'?\n"),
-        (["plan", "s.yaml", "--only", "ranks=9"], "error: --only ranks=9: ranks: matches none of 2 cells;"),
+        (["plan", "s.yaml", "--only", "ranks=9"], "error: --only ranks=9: ranks: matches none of 2 cells, which have "),
         (["run", "s.yaml", "--budget", "soon"], "error: --budget: value 'soon'; expected a time above zero"),
         (["run", "s.yaml", "--budget", "0m"], "error: --budget: value '0m'; expected a time above zero"),
         (["run", "s.yaml", "--out", "s.yaml"], "error: s.yaml: is a file; expected a folder for the records\n"),

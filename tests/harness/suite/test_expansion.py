@@ -299,6 +299,7 @@ def test_a_scene_override_is_a_folder_that_replaces_every_scene(cells: Cells) ->
         (("scene=small_*",), 6),
         (("size=1920x1080", "ranks=2"), 2),
         (("training.t_stop=1e-4", "ranks=2.0"), 2),
+        (("options.halo=10",), 3),
     ],
 )
 @pytest.mark.usefixtures("more_strategies")

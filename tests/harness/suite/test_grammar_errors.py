@@ -216,9 +216,10 @@ def test_wrong_values_name_line_key_value_and_expectation(
         ),
         ([], ["ranks"], "--only ranks: expected key=value[,value], as in strategy=single or name=all-*"),
         ([], ["rank=2"], "--only rank=2: rank: unknown key; did you mean 'ranks'?"),
-        ([], ["ranks=16"], "--only ranks=16: ranks: matches none of 2 cells; `plan` lists them"),
-        ([], ["cell=zz"], "--only cell=zz: cell: matches none of 2 cells"),
-        ([], ["ranks=1", "name=x"], "--only name=x: name: matches none of 2 cells"),
+        ([], ["ranks=16"], "--only ranks=16: ranks: matches none of 2 cells, which have 1, 2"),
+        ([], ["size=[1920, 1080]"], "--only size=[1920, 1080]: size: matches none of 2 cells, which have 1920x1080"),
+        ([], ["cell=zz"], "--only cell=zz: cell: matches none of 2 cells; `plan` lists them"),
+        ([], ["ranks=1", "name=x"], "--only name=x: name: matches none of 2 cells; `plan` lists them"),
     ],
 )
 def test_mistakes_on_the_command_line_name_the_argument(
