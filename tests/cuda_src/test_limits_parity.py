@@ -265,7 +265,10 @@ def test_pixels_of_subtiles_not_rendered_stay_as_if_no_splat_met_them(parity, ba
     for bins in (whole, part):
         raster = raster_forward(kernels, splats, bins, view.camera, Workspace(), start, masks)
         for name in ("colour", "transmittance", "depth", "stopped", "stop_depth"):
-            assert torch.equal(getattr(raster, name)[rendered], getattr(expected, name)[rendered]), name
+            ours, theirs = getattr(raster, name)[rendered], getattr(expected, name)[rendered]
+            # The reference's matrix products add up in an order that a list's length decides, on some CPUs.
+            summed = backend == "reference" and name in ("colour", "depth")
+            assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-7) if summed else torch.equal(ours, theirs), name
         assert torch.equal(raster.transmittance[~rendered], start[~rendered])
         assert (raster.colour[~rendered] == 0).all()
         assert (raster.depth[~rendered] == 0).all()
