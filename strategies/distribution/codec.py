@@ -34,15 +34,13 @@ class Outgoing:
     """What a rank sends back.
 
     rows: [n, SENT_GRADIENTS] real, by destination, then view. counts: [ranks][views], rows of each group. views:
-    view number of each column. ids: [n] int64, stable ids of the rows' Gaussians. into: memory for what comes back,
-    which a codec may use that brings all rows as they are.
+    view number of each column. ids: [n] int64, stable ids of the rows' Gaussians.
     """
 
     rows: torch.Tensor
     counts: Groups
     views: Sequence[int]
     ids: torch.Tensor
-    into: torch.Tensor | None = None
 
     @cached_property
     def nonzero(self) -> torch.Tensor:
@@ -92,8 +90,8 @@ class Dense(Codec):
     moves_own = False
 
     def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
-        terms = Terms(own=False, into=outgoing.into)
-        pending = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, by_rank(awaited), terms=terms)
+        back = by_rank(awaited)
+        pending = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, back, terms=Terms(own=False))
         return lambda: Incoming(pending.wait())
 
 

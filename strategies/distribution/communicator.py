@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 
 from cuda_src.workspace import Workspace
+from strategies.distribution.host_copies import HostCopies
 from strategies.distribution.ledger import Ledger
 
 
@@ -289,6 +290,13 @@ class LocalCommunicator(Communicator):
     def __init__(self, device: torch.device | str = "cpu", places: int = 1):
         super().__init__(0, 1, torch.device(device))
         self.ledger = Ledger(places)
+        self._copies = HostCopies()
+
+    def counts(self, stage: str, send: torch.Tensor) -> Pending:
+        """As they are now: the sender may write others there before it asks for these."""
+        super().counts(stage, send)
+        copy = self._copies.start(send.to(torch.int64))
+        return Pending(self, stage, Transfer(lambda: copy.read(torch.clone)))
 
     def _exchange(
         self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int], terms: Terms

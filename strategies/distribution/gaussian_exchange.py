@@ -151,7 +151,9 @@ class Passage:
         # Memory that was not there when the packing was queued may still be in use by what was queued since.
         if work.capacity("exchange.arrived", self._wire.dtype) < came * width:
             after = None
-        into = self._room_for("exchange.arrived", came, width)
+        into = None
+        if comm.device.type == "cuda":  # Elsewhere engines have memory of their own.
+            into = work.take("exchange.arrived", (came, width), self._wire.dtype)
         self._records = comm.exchange(
             self.stage,
             self._wire if sent == rows else self._wire[:sent],
@@ -187,8 +189,7 @@ class Passage:
             assert self.splats.overflow is not None
             flag_gradients(exchange.kernels, self.splats.overflow, self._from, exchange.comm.rank, rows)
         self._gradients = None if exchange.codec.moves_own else gradients
-        into = self._room_for("exchange.back", sum(self._to), SENT_GRADIENTS)
-        outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._ids, into)
+        outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._ids)
         self._returning = exchange.codec.send(exchange.comm, outgoing, [[n] for n in self._to])
 
     def collect(self) -> torch.Tensor:
@@ -257,12 +258,6 @@ class Passage:
         exchange = self._exchange
         self._wire = self._work.take("exchange.wire", (rows, exchange.width), exchange.kernels.dtype)
         pack_records(exchange.kernels, self.splats, self._routing, exchange.comm.rank, self._wire)
-
-    def _room_for(self, name: str, rows: int, width: int) -> torch.Tensor | None:
-        """Memory for what comes, on a GPU; elsewhere engines have their own."""
-        if self._exchange.comm.device.type != "cuda":
-            return None
-        return self._work.take(name, (rows, width), self._exchange.kernels.dtype)
 
     def _all_of(self, incoming: Incoming) -> torch.Tensor:
         """Rows of all records that were sent, zeros for those that a codec left out."""

@@ -18,7 +18,7 @@ from strategies.distribution.balance import Balance
 from strategies.distribution.exchange_options import ExchangeOptions
 from strategies.distribution.gaussian_exchange import GaussianExchange, Passage
 from strategies.distribution.halo import Halo, exchange_halo
-from strategies.distribution.host_group import HostCopies
+from strategies.distribution.host_copies import HostCopies
 from strategies.distribution.image_gathering import gather_image
 from strategies.distribution.late_batches import LateBatch, outcome_of
 from strategies.distribution.migration import migrate

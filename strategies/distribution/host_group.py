@@ -3,65 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from strategies.distribution.gloo import peers_named
-
-T = TypeVar("T")
+from strategies.distribution.host_copies import HostCopies, HostCopy
 
 LOOK_SECONDS = 0.1
 """Between two looks at what waits to be started, where the caller does not come by."""
-
-
-class HostCopies:
-    """Pinned memory that tensors of a device are copied into, and an event each, used again once `read` is over."""
-
-    def __init__(self) -> None:
-        self._idle: defaultdict[tuple[torch.Size, torch.dtype], list[HostCopy]] = defaultdict(list)
-
-    def start(self, tensor: torch.Tensor) -> HostCopy:
-        """Start to bring a tensor, as it is behind the work queued so far, to the host. One that is there is copied."""
-        if tensor.device.type != "cuda":
-            return HostCopy(tensor.clone())
-        idle = self._idle[tensor.shape, tensor.dtype]
-        if idle:
-            copy = idle.pop()
-        else:
-            copy = HostCopy(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True), torch.cuda.Event(), idle)
-        copy.memory.copy_(tensor, non_blocking=True)
-        assert copy.copied is not None
-        copy.copied.record(torch.cuda.current_stream(tensor.device))
-        return copy
-
-
-@dataclass(frozen=True)
-class HostCopy:
-    """A tensor on its way to the host: its memory there, the event behind which it is there, and where this goes when
-    it has been read; neither for one that was there."""
-
-    memory: torch.Tensor
-    copied: torch.cuda.Event | None = None
-    idle: list[HostCopy] | None = None
-
-    @property
-    def there(self) -> bool:
-        return self.copied is None or self.copied.query()
-
-    def read(self, use: Callable[[torch.Tensor], T]) -> T:
-        """What `use` makes of the tensor once it is there, whose memory is another's afterwards. Called once."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        made = use(self.memory)
-        if self.idle is not None:
-            self.idle.append(self)
-        return made
 
 
 @dataclass(frozen=True)
@@ -85,6 +38,8 @@ class HostExchange:
     moment: float | None = None
     """When it came, once it has: where the rows lay on the host from the beginning."""
     work: dist.Work | None = None
+    rows: torch.Tensor | None = None
+    """What is sent, once it has been read: a start that failed is tried again with the same."""
     received: torch.Tensor = field(init=False)
 
     def result(self) -> Arrival:
@@ -100,13 +55,17 @@ class HostExchange:
 
     def start(self) -> None:
         """Waits until the rows are there."""
-        rows = self.copy.read(lambda rows: rows.expand(self.shape).clone(memory_format=torch.contiguous_format))
+        if self.rows is None:
+            self.rows = self.copy.read(
+                lambda rows: rows.expand(self.shape).clone(memory_format=torch.contiguous_format)
+            )
+        rows = self.rows
         self.received = rows.new_empty((sum(self.receive_counts), *rows.shape[1:]))
         with peers_named(self.stage, self.group.rank):
             self.work = dist.all_to_all_single(
                 self.received, rows, self.receive_counts, self.send_counts, group=self.group.group, async_op=True
             )
-        if self.copy.copied is None:
+        if self.copy.pinned is None:
             # On a GPU nobody asks for the moment, and what is called back would interrupt who queues the next step.
             self.work.get_future().add_done_callback(self._came)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from strategies.distribution.gaussian_exchange import Passage
-from strategies.distribution.host_group import HostCopy
+from strategies.distribution.host_copies import HostCopy
 from strategies.distribution.passage_rooms import PassageRooms
 from strategies.distribution.regions import Regions
 from strategies.training.late_steps import Outcome, Plan, QueuedStep

@@ -100,9 +100,10 @@ class NcclCommunicator(Communicator):
                 work.wait()  # Makes the lane wait, not the host.
 
         def join() -> torch.Tensor:
-            lane.join(crossing)
-            # Until the computation waits for the exchange, nothing else may be given the memory of what is sent.
-            del kept[:]
+            if kept:  # Once: its events are another's afterwards.
+                lane.join(crossing)
+                # Until the computation waits for the exchange, nothing else may be given the memory of what is sent.
+                del kept[:]
             return received
 
         kept = [send]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from strategies.distribution.communicator import Communicator
-from strategies.distribution.host_group import HostCopies, HostCopy
+from strategies.distribution.host_copies import HostCopies, HostCopy
 from strategies.splaxel import subtiles
 from strategies.splaxel.composition import Partials, light_in_front
 from strategies.splaxel.info import SplaxelOptions

@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from strategies.distribution.host_group import HostCopies, HostCopy, HostGroup
+from strategies.distribution.communicator import LocalCommunicator
+from strategies.distribution.host_copies import HostCopies, HostCopy, Pinned
+from strategies.distribution.host_group import HostGroup
 
 
 class Copied:
@@ -58,7 +60,8 @@ def group(monkeypatch) -> HostGroup:
     made.on_the_way = []
 
     def start(self: HostCopies, tensor: torch.Tensor) -> HostCopy:
-        made.on_the_way.append(HostCopy(tensor.clone(), Copied()))
+        pinned = Pinned(tensor.clone(), Copied(), [])
+        made.on_the_way.append(HostCopy(pinned.memory, pinned))
         return made.on_the_way[-1]
 
     monkeypatch.setattr(HostCopies, "start", start)
@@ -71,10 +74,10 @@ def rows(first: int) -> torch.Tensor:
 
 def test_the_caller_starts_what_has_come_whenever_it_comes_by_and_never_before_what_was_asked_first(gloo, group):
     first, second = (group.exchange("a", rows(n), [1, 1], [1, 1]) for n in (10, 20))
-    group.on_the_way[1].copied.past = True
+    group.on_the_way[1].pinned.copied.past = True
     group.start_ready()
     assert gloo.begun == []
-    group.on_the_way[0].copied.past = True
+    group.on_the_way[0].pinned.copied.past = True
     group.start_ready()
     assert gloo.begun == [[10, 11], [20, 21]]
     assert gloo.waits == 0
@@ -101,7 +104,7 @@ def test_a_caller_that_is_long_in_coming_keeps_nobody_waiting(gloo, group, monke
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(group._closed, "wait", lambda seconds: bool(gloo.begun))
     group.exchange("a", rows(10), [1, 1], [1, 1])
-    group.on_the_way[0].copied.past = True
+    group.on_the_way[0].pinned.copied.past = True
     group._look_in(torch.device("cpu"))
     assert gloo.begun == [[10, 11]]
 
@@ -112,3 +115,43 @@ def test_what_lies_on_the_host_is_copied_as_it_is_now():
     flag.fill_(1)
     assert copy.there
     assert copy.read(bool) is False
+
+
+def test_what_could_not_be_started_is_tried_again_with_the_same_rows(gloo, group, monkeypatch):
+    one = group.exchange("a", rows(10), [1, 1], [1, 1])
+
+    def refused(*given, **named):
+        raise OSError("no such peer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(dist, "all_to_all_single", refused)
+        with pytest.raises(OSError, match="no such peer"):
+            one.result()
+    idle = group.on_the_way[0].pinned.idle
+    assert len(idle) == 1
+    idle[0].memory.zero_()  # Another copy's by now.
+    assert one.result().received.flatten().tolist() == [10, 11]
+    assert len(idle) == 1
+
+
+def test_counts_that_a_rank_tells_itself_are_those_of_the_call():
+    comm = LocalCommunicator()
+    counts = torch.tensor([[3, 4]])
+    told = comm.counts("a", counts.expand(1, -1))
+    counts.zero_()  # By the next step, which is queued before this one's are asked for.
+    assert told.wait().tolist() == [[3, 4]]
+    assert comm.ledger.metadata["a"].tolist() == [[16]]
+
+
+@pytest.mark.gpu
+def test_copies_of_like_sizes_share_memory_one_after_another():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    copies, used = HostCopies(), set()
+    for size in range(65, 129):
+        tensor = torch.arange(size, device="cuda").view(1, -1)
+        copy = copies.start(tensor)
+        tensor.zero_()
+        used.add(copy.memory.data_ptr())
+        assert copy.read(torch.Tensor.tolist) == [list(range(size))]
+    assert len(used) == 1
