@@ -12,7 +12,7 @@ from harness.errors import UserError
 from harness.evidence.alternation import PAIRS, Alternation, why_not
 from harness.evidence.baseline import Baseline, read_baseline, write_baseline
 from harness.evidence.measured import MeasuredCell, grouped, read
-from harness.evidence.regression import CellResult, confirmed, judge_cells, judge_times, slower, stale_cells
+from harness.evidence.regression import CellResult, confirmed, judge_cells, judge_times, stale_cells, suspects
 from harness.evidence.trees import other, present
 from harness.evidence.verdicts import Judgement, Verdict
 from harness.runner.run import run_suite
@@ -121,9 +121,9 @@ def _stored_times(
     """Judgements of time against the baseline's, on GPUs only: on a shared CPU stored times say nothing."""
     stored = [cell for cell in baseline.cells if cell.settings["device"] == "cuda" and cell.ok]
     times = judge_times(stored, cells)
-    if not (slow := slower(times)):
+    if not (doubted := suspects(times)):
         return times
-    return confirmed(times, judge_times(stored, again(slow)))
+    return confirmed(times, judge_times(stored, again(doubted)))
 
 
 def _against(request: Request, baseline: Baseline | None, suite: Path, console: Console) -> Verdicts:
@@ -140,9 +140,10 @@ def _against(request: Request, baseline: Baseline | None, suite: Path, console: 
         changed = [p for p in able if p not in equal]
         base, new = turns.run(changed, request.pairs) if changed else ([], [])
         times = judge_times(base, new)
-        if slow := slower(times):
-            console.print(f"slower: {len(slow)}; run again", highlight=False)
-            times = confirmed(times, judge_times(*turns.run([p for p in changed if p.cell_id in slow], request.pairs)))
+        if doubted := suspects(times):
+            console.print(f"slower, it seems: {len(doubted)}; run again", highlight=False)
+            repeated = turns.run([p for p in changed if p.cell_id in doubted], request.pairs)
+            times = confirmed(times, judge_times(*repeated))
         alike = turns.once(equal)
     times |= {cell.key[0]: Judgement(Verdict.same, "equal code in both trees") for cell in alike}
     new = [*new, *alike]

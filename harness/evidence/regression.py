@@ -53,7 +53,7 @@ def judge_cells(
 ) -> list[CellResult]:
     """A result for every cell that either side has: those of `base` first.
 
-    times: judgements of time by cell_id, confirmed where they say slower. unable: label and reason of cells that could
+    times: judgements of time by cell_id, of suspects after their re-run. unable: label and reason of cells that could
     not be measured now, by cell_id. strict_base: every cell must be in `base` and ok there, as in a baseline; otherwise
     a cell that `base` cannot run is no data.
     """
@@ -111,7 +111,7 @@ def stale_cells(base: Iterable[MeasuredCell], code_now: Mapping[str, str]) -> li
 
 
 def judge_times(base: Sequence[MeasuredCell], new: Sequence[MeasuredCell]) -> dict[str, Judgement]:
-    """By cell_id, the judgement of its time; of several metrics (operators) the worst. What is slower names a stage."""
+    """By cell_id, the judgement of its time; of several metrics (operators) the worst. A suspect names a stage."""
     of_base, of_new = by_id(base), by_id(new)
     found = {}
     for identity in of_base.keys() & of_new.keys():
@@ -122,8 +122,7 @@ def judge_times(base: Sequence[MeasuredCell], new: Sequence[MeasuredCell]) -> di
             continue
         pairs = judge_pair(before, after)
         worst = min((pair.judgement for pair in pairs), key=lambda one: _WORST.index(one.verdict))
-        slow = worst.verdict is Verdict.slower
-        found[identity] = replace(worst, grew=_grew(before, after)) if slow else worst
+        found[identity] = replace(worst, grew=_grew(before, after)) if worst.suspect else worst
     return found
 
 
@@ -143,13 +142,14 @@ def _grew(before: MeasuredCell, after: MeasuredCell) -> str:
 _WORST = (Verdict.slower, Verdict.ambiguous, Verdict.no_data, Verdict.same, Verdict.faster)
 
 
-def slower(times: Mapping[str, Judgement]) -> list[str]:
-    return [identity for identity, one in times.items() if one.verdict is Verdict.slower]
+def suspects(times: Mapping[str, Judgement]) -> list[str]:
+    """Cells to be run again before anything is said of their time."""
+    return [identity for identity, one in times.items() if one.suspect]
 
 
 def confirmed(times: Mapping[str, Judgement], again: Mapping[str, Judgement]) -> dict[str, Judgement]:
-    """The judgements after a fresh re-run of the slower cells: only what is confirmed stays slower."""
-    return {**times, **{identity: confirm(times[identity], again.get(identity)) for identity in slower(times)}}
+    """The judgements after a fresh re-run of the suspects: only what is confirmed is slower."""
+    return {**times, **{identity: confirm(times[identity], again.get(identity)) for identity in suspects(times)}}
 
 
 def exit_code(results: Sequence[CellResult], strict: bool = False) -> int:

@@ -11,6 +11,8 @@ from harness.measure.statistics import median, median_noise
 MIN_REPEATS = 4
 """Of each side: three against three cannot go below p = 0.1."""
 MAX_P = 0.05
+STRICT_P = 0.005
+"""Of all repeats together, where the first run alone shows nothing at MAX_P."""
 GPU_EFFECT, CPU_EFFECT = 0.03, 0.10
 """The smallest change of a median that counts, relative."""
 
@@ -44,6 +46,11 @@ class Judgement:
     def change(self) -> float | None:
         """Relative, of the seconds: 0.1 is 10 % slower."""
         return None if self.base is None or self.new is None or self.base == 0 else self.new / self.base - 1
+
+    @property
+    def suspect(self) -> bool:
+        """Slower by more than the effect, of enough repeats, whatever p they have alone: a fresh re-run decides."""
+        return self.p is not None and self.change is not None and self.change > self.effect
 
     def but(self, verdict: Verdict, reason: str) -> Judgement:
         return replace(self, verdict=verdict, reason=reason)
@@ -82,10 +89,10 @@ def judge(base: Sequence[float], new: Sequence[float], effect: float) -> Judgeme
 
 
 def confirm(once: Judgement, twice: Judgement | None) -> Judgement:
-    """What is left of a `slower` after a fresh re-run, or without one.
+    """What a fresh re-run makes of a suspect, or the want of one.
 
-    It is confirmed when the re-run alone is slower by more than the effect, and all repeats of both runs together have
-    p < 0.05: a disturbance of the re-run does not hide what both show.
+    It is slower when the re-run alone is slower by more than the effect, and all repeats of both runs together have
+    p < 0.05, or 0.005 where the first run did not: a disturbance of either does not hide what both show.
     """
     assert once.change is not None
     change = f"{once.change:+.0%}"
@@ -96,7 +103,7 @@ def confirm(once: Judgement, twice: Judgement | None) -> Judgement:
     base = once.repeats[0] if once.repeats[0] == twice.repeats[0] else (*once.repeats[0], *twice.repeats[0])
     new = (*once.repeats[1], *twice.repeats[1])
     p = mann_whitney(base, new)
-    if twice.change > once.effect and p < MAX_P:
+    if twice.change > once.effect and p < (MAX_P if once.verdict is Verdict.slower else STRICT_P):
         where = f"; most in {once.grew}" if once.grew else ""
         return once.but(Verdict.slower, f"{again}, together p = {p:.2g}{where}")
     return once.but(Verdict.ambiguous, again)

@@ -75,6 +75,20 @@ def test_a_disturbed_re_run_still_confirms_what_all_repeats_show():
     assert confirm(once, disturbed).verdict is Verdict.slower
 
 
+def test_a_disturbed_first_run_is_run_again_and_does_not_hide_what_both_show():
+    disturbed = judge((1.01, 1.02, 1.0, 1.03, 1.5), scaled(1.25), CPU_EFFECT)
+    assert (disturbed.verdict, disturbed.suspect) == (Verdict.ambiguous, True)
+    assert confirm(disturbed, judge(STEADY, scaled(1.25), CPU_EFFECT)).verdict is Verdict.slower
+    assert confirm(disturbed, disturbed).verdict is Verdict.ambiguous, "two disturbed runs are not one that shows it"
+    assert confirm(disturbed, judge(STEADY, STEADY, CPU_EFFECT)).verdict is Verdict.ambiguous
+    assert confirm(disturbed, None).verdict is Verdict.ambiguous
+
+
+@pytest.mark.parametrize("now", [scaled(1.05), scaled(0.7), scaled(1.25)[:3]])
+def test_what_is_within_the_effect_or_faster_or_of_too_few_repeats_is_not_run_again(now):
+    assert not judge(STEADY, now, CPU_EFFECT).suspect
+
+
 @pytest.mark.parametrize("again", [scaled(1.0), scaled(1.09), scaled(0.7)])
 def test_a_re_run_within_the_effect_confirms_nothing(again):
     once = judge(STEADY, scaled(1.25), CPU_EFFECT)
@@ -88,3 +102,12 @@ def test_two_thousand_equal_pairs_with_noise_of_three_per_cent_raise_no_alarm():
     alarms = [judge(a, b, CPU_EFFECT).verdict for a, b in samples]
     assert Verdict.slower not in alarms
     assert Verdict.faster not in alarms
+
+
+def test_of_two_thousand_equal_pairs_with_noise_as_large_as_the_effect_few_raise_an_alarm_after_their_re_run():
+    generator = np.random.default_rng(9)
+    samples = 1 + CPU_EFFECT * generator.standard_normal((2000, 2, 2, 5))
+    judged = [[judge(a, b, CPU_EFFECT) for a, b in pair] for pair in samples]
+    alarms = [confirm(once, again).verdict is Verdict.slower for once, again in judged if once.suspect]
+    assert 100 < len(alarms) < 300
+    assert sum(alarms) <= 4
