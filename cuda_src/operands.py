@@ -74,7 +74,7 @@ class KernelSet:
     def module(self) -> ModuleType:
         """The back end, as sys.modules has it now; looked up at every operator, by several threads at once."""
         name = f"cuda_src.{self.backend}"
-        __import__(name)  # What the statement does; import_module takes several times as long to find what is there.
+        __import__(name)  # What the statement does; import_module does more to find what is there.
         return sys.modules[name]
 
     @property

@@ -20,13 +20,13 @@ from strategies.distribution.communicator import Communicator, Terms
 STAGE = "exchange_backward"
 
 
-Groups = Sequence[Sequence[int]] | torch.Tensor
-"""Rows of each group, by rank, then view: plain numbers where they are many times a step, or [ranks, views] int64."""
+Groups = Sequence[Sequence[int]]
+"""Rows of each group, by rank, then view: plain numbers, since a step asks for them again and again."""
 
 
 def by_rank(counts: Groups) -> list[int]:
     """Rows of each rank."""
-    return counts.sum(1).tolist() if isinstance(counts, torch.Tensor) else [sum(of_rank) for of_rank in counts]
+    return [sum(of_rank) for of_rank in counts]
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ class Bitmap(Codec):
 
     def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
         sent = outgoing.nonzero
-        counts, awaited = torch.as_tensor(outgoing.counts), torch.as_tensor(awaited)
+        counts, due = torch.tensor(outgoing.counts), torch.tensor(awaited)
         bits = pack_bits(sent, counts.reshape(-1))
-        to, back = bitmap_bytes(counts).sum(1).tolist(), bitmap_bytes(awaited).sum(1).tolist()
+        to, back = bitmap_bytes(counts).sum(1).tolist(), bitmap_bytes(due).sum(1).tolist()
         coming = comm.exchange(STAGE, bits, to, back)
         kept, rows = _kept(sent, outgoing.by_destination), outgoing.rows[sent]
 
         def finish() -> Incoming:
-            came = unpack_bits(coming.wait(), awaited.reshape(-1))
+            came = unpack_bits(coming.wait(), due.reshape(-1))
             back = _kept(came, by_rank(awaited))
             return Incoming(comm.exchange(STAGE, rows, kept, back).wait(), came.nonzero()[:, 0])
 
@@ -212,6 +212,6 @@ def _first(counts: Groups) -> torch.Tensor:
 
 def _column(counts: Groups) -> torch.Tensor:
     """View column of each row, [n] int64."""
-    sizes = torch.as_tensor(counts)
+    sizes = torch.tensor(counts)
     ranks, views = sizes.shape
     return torch.arange(views).repeat(ranks).repeat_interleave(sizes.reshape(-1))

@@ -88,7 +88,7 @@ class DeviceLane:
         self._pacer = torch.cuda.Stream(device)
         self._cycles = 0.0 if pace is None else cycles_per_second(device)
         self._waits: deque[Wait] = deque()
-        # To be recorded again: what makes and frees an event takes as long as what records it.
+        # To be recorded again: to make and to free one are calls of the driver too.
         self._idle: list[torch.cuda.Event] = []
         self._watched: deque[Crossing] = deque()
         self._closed = threading.Event()

@@ -17,14 +17,6 @@ LOOK_SECONDS = 0.1
 """Between two looks at what waits to be started, where the caller does not come by."""
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """What a host exchange brought, and when, on the clock of `perf_counter`."""
-
-    received: torch.Tensor
-    moment: float
-
-
 @dataclass(eq=False)
 class HostExchange:
     """Rows that cross between hosts. Started when they lie on this one; `result` waits for what comes."""
@@ -36,16 +28,17 @@ class HostExchange:
     receive_counts: list[int]
     group: HostGroup
     moment: float | None = None
-    """When it came, once it has: where the rows lay on the host from the beginning."""
+    """When it came, on the clock of `perf_counter`, once it has: where the rows lay on the host from the beginning."""
     work: dist.Work | None = None
     rows: torch.Tensor | None = None
     """What is sent, once it has been read: a start that failed is tried again with the same."""
     received: torch.Tensor = field(init=False)
 
-    def result(self) -> Arrival:
+    def result(self) -> torch.Tensor:
+        """The rows that came, by source."""
         self.group.start_until(self)
         self.wait()
-        return Arrival(self.received, self.moment or perf_counter())
+        return self.received
 
     def wait(self) -> None:
         """Of one that has been started."""

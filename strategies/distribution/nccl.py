@@ -40,7 +40,6 @@ class NcclCommunicator(Communicator):
         super().__init__(dist.get_rank(), dist.get_world_size(), device)
         self.pace = pace
         self._host = HostGroup(host_group, self.rank, device)
-        self._come_by = self._host.start_ready
         self._timeout = timeout
         self._lane = DeviceLane(device, timeout, self._silence, pace) if device.type == "cuda" else None
 
@@ -90,7 +89,7 @@ class NcclCommunicator(Communicator):
                 return received
 
             return Transfer(finish)
-        self._come_by()
+        self._host.start_ready()
         lane = self._lane
         most = max(sum(counts) - counts[self.rank] for counts in (send_counts, receive_counts))
         size = most * math.prod(send.shape[1:]) * send.element_size()
@@ -155,13 +154,13 @@ class NcclCommunicator(Communicator):
     ) -> Transfer:
         coming = self._host.exchange(stage, send, send_counts, receive_counts)
         if self._lane is None:
-            return Transfer(lambda: coming.result().received, lambda: coming.moment)
+            return Transfer(coming.result, lambda: coming.moment)
         # Under a name of their own: the stage's seconds are those of the rows between the devices.
         lane, tally = self._lane, self._tally(f"{stage} counts")
 
         def finish() -> torch.Tensor:
             with lane.standstill(tally):
-                return coming.result().received
+                return coming.result()
 
         return Transfer(finish, timed=True)
 

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from strategies.distribution import device_lane
 from strategies.distribution.communicator import Terms
 from strategies.distribution.device_lane import DeviceLane, Tally
-from strategies.distribution.host_group import Arrival
 from strategies.distribution.nccl import NcclCommunicator
 
 DEVICE = torch.device("cuda", 0)
@@ -267,10 +266,12 @@ class Hosts:
     """A host group whose answers are there when the test says so."""
 
     def __init__(self) -> None:
-        self.coming: Future[Arrival] = Future()
+        self.coming: Future[torch.Tensor] = Future()
 
-    def exchange(self, stage: str, send: torch.Tensor, to: list[int], back: list[int]) -> Future[Arrival]:
+    def exchange(self, stage: str, send: torch.Tensor, to: list[int], back: list[int]) -> Future[torch.Tensor]:
         return self.coming
+
+    def start_ready(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -313,7 +314,7 @@ def test_what_counts_take_behind_all_that_is_queued_is_not_time_of_the_exchange(
     coming = comm.counts("forward", torch.ones(3, 2))
     rows = comm.exchange("forward", torch.ones(3, 1), [1] * 3, [1] * 3)
     gpu.works(100.0)  # A step, before anybody looks at the counts.
-    comm._host.coming.set_result(Arrival(torch.ones(3, 2), moment=1e9))
+    comm._host.coming.set_result(torch.ones(3, 2))
     coming.wait()
     rows.wait()
     comm.settle()

@@ -81,13 +81,13 @@ def test_the_caller_starts_what_has_come_whenever_it_comes_by_and_never_before_w
     group.start_ready()
     assert gloo.begun == [[10, 11], [20, 21]]
     assert gloo.waits == 0
-    assert first.result().received.flatten().tolist() == [10, 11]
-    assert second.result().received.flatten().tolist() == [20, 21]
+    assert first.result().flatten().tolist() == [10, 11]
+    assert second.result().flatten().tolist() == [20, 21]
 
 
 def test_who_asks_for_a_result_waits_for_its_rows_and_starts_all_that_comes_before_it(gloo, group):
     asked = [group.exchange("a", rows(n), [1, 1], [1, 1]) for n in (10, 20, 30)]
-    assert asked[1].result().received.flatten().tolist() == [20, 21]
+    assert asked[1].result().flatten().tolist() == [20, 21]
     assert gloo.begun == [[10, 11], [20, 21]]
     group.barrier()
     assert gloo.begun[2:] == [[30, 31]]
@@ -97,7 +97,7 @@ def test_who_asks_for_a_result_waits_for_its_rows_and_starts_all_that_comes_befo
 def test_rows_that_are_all_the_same_are_copied_once_and_cross_as_many(gloo, group):
     one = group.exchange("a", torch.tensor([[7, 8]]).expand(3, -1), [1, 1, 1], [1, 1, 1])
     assert group.on_the_way[0].memory.shape == (1, 2)
-    assert one.result().received.tolist() == [[7, 8]] * 3
+    assert one.result().tolist() == [[7, 8]] * 3
 
 
 def test_a_caller_that_is_long_in_coming_keeps_nobody_waiting(gloo, group, monkeypatch):
@@ -130,7 +130,7 @@ def test_what_could_not_be_started_is_tried_again_with_the_same_rows(gloo, group
     idle = group.on_the_way[0].pinned.idle
     assert len(idle) == 1
     idle[0].memory.zero_()  # Another copy's by now.
-    assert one.result().received.flatten().tolist() == [10, 11]
+    assert one.result().flatten().tolist() == [10, 11]
     assert len(idle) == 1
 
 
