@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from cuda_src import operators as op
-from cuda_src.camera import TILE
 from strategies.base import Context, GaussianSource, ImageSource
 from strategies.bytesplat.info import BytesplatOptions, refuses_training
 from strategies.bytesplat.pruning import Pruner, Sight, capacity, list_lengths
@@ -18,6 +17,7 @@ from strategies.distribution.gaussian_level import GaussianLevel, Share
 from strategies.distribution.halo import Halo
 from strategies.distribution.placed_regions import PlacedRegions
 from strategies.distribution.regions import cut_regions
+from strategies.distribution.tile_costs import work_of
 from strategies.info import Options
 from strategies.randomness import uniform
 from strategies.training.late_steps import Plan
@@ -78,7 +78,7 @@ class ByteSplat(GaussianLevel):
                     kernels, share.splats, share.bins, share.camera, target, share.work, self.background, mask, weight,
                     window,
                 )  # fmt: skip
-            share.loss, share.cost = fused.value, partial(_work_of, fused)
+            share.loss, share.cost = fused.value, partial(work_of, fused.contributors, share.bins)
             self._give_back(share, fused.gradients)
 
     def _window(self, images_seen: int) -> op.LossWindow:
@@ -119,8 +119,3 @@ class ByteSplat(GaussianLevel):
         received = share.passage.arrive()
         bins = op.bin_splats(self.ctx.kernels, received, camera, self.shared, share.tiles)
         return Sight(camera, share.passage, received, bins)
-
-
-def _work_of(fused: op.Fused) -> torch.Tensor:
-    """Cost of each tile, as `tile_work` has it of a raster."""
-    return fused.contributors + TILE * TILE

@@ -39,8 +39,8 @@ class _Lesson:
 class Balance:
     """Cuts batches into regions; `learn` keeps what the step showed.
 
-    unit: what a cut may not split. cost: of a tile, `measured` (its segment's seconds), `work` (its contributors) or
-    `off` (constant). batches: False learns nothing from batches of at least as many views as ranks.
+    unit: what a cut may not split. cost: of a tile, `measured` (its segment's seconds), `work` (what is counted of it)
+    or `off` (constant). batches: False learns nothing from batches of at least as many views as ranks.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ class ExchangeOptions(Options):
     ownership: Literal["morton_blocks", "contiguous", "random", "kdtree"] = "morton_blocks"
     """Who owns which Gaussian at the start; `contiguous` is Grendel's release's."""
     balance: Literal["measured", "work", "off"] = "work"
-    """Cost of a tile: its segment's measured seconds (paper), its contributors at the last visit, or constant."""
+    """Cost of a tile: its segment's measured seconds (paper), what was counted of it at the last visit, or constant."""
     record: Literal["packed", "64"] = "packed"
     """Bytes of a record on the wire: 44, or padded to 64 and so aligned; padding is metadata."""
     redistribute: Literal["random", "morton_blocks", "off"] = "off"

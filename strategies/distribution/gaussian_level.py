@@ -359,7 +359,7 @@ class GaussianLevel(Strategy):
             share.raster = op.raster_forward(
                 self.ctx.kernels, share.splats, share.bins, share.camera, share.work, background=self.background
             )
-        share.cost = lambda: tile_work(share.raster, share.tiles, share.camera)
+        share.cost = lambda: tile_work(share.raster, share.bins, share.camera)
 
     def _raster(self, shares: Sequence[Share], halo: Halo | None, window: op.LossWindow = op.WHOLE_IMAGE) -> None:
         """Forward, loss and backward of this rank's tiles, an operator each; gradients leave as they are made.

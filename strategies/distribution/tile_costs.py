@@ -8,8 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from cuda_src.camera import TILE, Camera
-from cuda_src.operators import Raster
+from cuda_src.operators import Bins, Raster
 from strategies.distribution.regions import Regions
+
+INSTANCE_WORK = 128
+"""What an instance takes beside its contributors, in these: to be listed, sorted and brought to the pixels."""
+PIXEL_WORK = 64
+"""What a pixel takes without any: clearing and the loss."""
 
 
 def contributors(raster: Raster, tiles: torch.Tensor, camera: Camera) -> torch.Tensor:
@@ -19,9 +24,14 @@ def contributors(raster: Raster, tiles: torch.Tensor, camera: Camera) -> torch.T
     return grid.sum(dim=(1, 3)).flatten()[tiles.long()]
 
 
-def tile_work(raster: Raster, tiles: torch.Tensor, camera: Camera) -> torch.Tensor:
-    """Cost of each listed tile, [k] int64: its contributors, and a share for clearing, loss and launch."""
-    return contributors(raster, tiles, camera) + TILE * TILE
+def tile_work(raster: Raster, bins: Bins, camera: Camera) -> torch.Tensor:
+    """Cost of each listed tile of a raster, [k] int64; see `work_of`."""
+    return work_of(contributors(raster, bins.tiles, camera), bins)
+
+
+def work_of(contributors: torch.Tensor, bins: Bins) -> torch.Tensor:
+    """Cost of each listed tile, [k] int64, in contributors, of which there are so many [k]."""
+    return contributors + INSTANCE_WORK * bins.starts.diff() + PIXEL_WORK * TILE * TILE
 
 
 class TileCosts:

@@ -24,7 +24,7 @@ class UnifiedOptions(Options):
     record: Literal[64, 48] = 64
     """Bytes of a slot of the inbox: 44 of the splat and 4 of its row, and padding to an aligned 64."""
     balance: Literal["work", "off"] = "work"
-    """Cost of a tile when pixels are cut: its contributors at the view's last visit, or constant."""
+    """Cost of a tile when pixels are cut: what was counted of it at the view's last visit, or constant."""
 
 
 def lacks(options: UnifiedOptions, device: str) -> str | None:

@@ -169,7 +169,7 @@ class Unified(Strategy):
         """
         parts = [(view, frame) for of_place in frames for view, frame in sorted(of_place.items())]
         if self.options.balance == "work":
-            costs = [tile_work(frame.raster, frame.bins.tiles, regions.cameras[view]).cpu() for view, frame in parts]
+            costs = [tile_work(frame.raster, frame.bins, regions.cameras[view]).cpu() for view, frame in parts]
             self.costs.keep(views, regions, torch.cat(costs))
         if self.occlusion.on:
             limits = [

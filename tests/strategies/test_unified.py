@@ -199,7 +199,7 @@ def test_images_have_a_background_and_masks_count(scene):
 
 
 def test_ranges_of_tiles_follow_the_work_of_the_last_visit(make_scene):
-    scene = make_scene(count=300, views=1)
+    scene = make_scene(count=4000, views=1)
     scene.source.parameters[:, layout.MEAN] += torch.tensor([0.0, 1.0, 0.0])
     scene.source.parameters[:, layout.LOG_SCALE] -= 1.0
     camera = scene.cameras[0] = scene.cameras[0].resized(112, 96)
