@@ -5,19 +5,20 @@ rank's records for itself never enter the buffer: their places in it are left as
 
 Where all ranks know rooms for a view, so many rows go from each to each, however many records there are, and no host
 need know. What records leave of a room holds splats without a depth, which have no tile; its last row is never one of
-theirs: on the way back it holds the overflow flag of who renders.
+theirs: it holds the sender's overflow flag, by which all ranks know of any room that is too small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from cuda_src.camera import Camera
 from cuda_src.layout import GRADIENT, RECORD, RECORD_STRIDE
-from cuda_src.operators import KernelSet, Splats
+from cuda_src.operators import KernelSet, Part, Splats
 from cuda_src.packing import id_words
 from cuda_src.workspace import Workspace
 
@@ -58,9 +59,20 @@ class Routing:
     def ranks(self) -> int:
         return int(self.counts.shape[0])
 
+    def others_of(self, rank: int) -> int:
+        """Bits of all ranks but that one, as an int64 has them."""
+        return ~(1 << rank) if rank < MOST_RANKS - 1 else (1 << rank) - 1
+
     def splats_to(self, rank: int) -> torch.Tensor:
         """Splats that the rank is sent, ascending, [n] int64; read by the host."""
         return ((self.masks >> rank) & 1).nonzero()[:, 0]
+
+
+class RankRooms(NamedTuple):
+    """By destination: rows of the buffer that travels, the flag's included, and instances that these may have there."""
+
+    rows: tuple[int, ...]
+    instances: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -94,16 +106,19 @@ def route_splats(
     workspace: Workspace,
     depth_limit: torch.Tensor | None = None,  # as given to `bin_splats`
     min_opacity: float = 0.0,
-    rooms: Sequence[int] | None = None,  # by destination, rows of its room; of splats that were made with a room
+    rooms: RankRooms | None = None,  # of splats that were made with a room
 ) -> Routing:
     """Which ranks' tiles each splat is listed in: by exactly the test that `bin_splats` lists by.
 
-    Records lie as `project` leaves them, or in `take_records`. Splats below min_opacity go nowhere. ValueError for more
-    than 64 ranks, and for rooms where splats have none.
+    Records lie as `project` leaves them, or in `take_records`. Splats below min_opacity go nowhere. The overflow of the
+    splats is set where a rank is sent more than its room holds. ValueError for more than 64 ranks, and for rooms where
+    splats have none.
     """
     if ranks > MOST_RANKS:
         raise ValueError(f"expected at most {MOST_RANKS} ranks, got {ranks}")
-    if rooms is not None and (splats.overflow is None or len(rooms) != ranks or min(rooms) < 1):
+    if rooms is not None and (
+        splats.overflow is None or not len(rooms.rows) == len(rooms.instances) == ranks or min(rooms.rows) < 1
+    ):
         raise ValueError(f"expected splats with a room, and a row or more for each of {ranks} ranks, got {rooms}")
     return kernels.called.route_splats(
         kernels,
@@ -114,7 +129,7 @@ def route_splats(
         workspace,
         depth_limit,
         min_opacity,
-        None if rooms is None else tuple(rooms),
+        rooms,
     )
 
 
@@ -127,9 +142,21 @@ def pack_records(
 ) -> None:
     """Records and ids of what goes to other ranks, id's bits behind the record, as far as the rows reach.
 
-    Columns behind the id are not written. With rooms the wire has all their rows.
+    Columns behind the id are not written. With rooms the wire has all their rows, and the first column of each room's
+    last one is 1 if the overflow flag is set, else 0.
     """
     kernels.called.pack_records(kernels, splats, routing, rank, wire)
+
+
+def take_flags(
+    kernels: KernelSet,
+    wire: torch.Tensor,  # [R, >= RECORD] real, contiguous: what came
+    rooms: Sequence[int],  # by source, rows of its room
+    rank: int,
+    overflow: torch.Tensor,  # [1] int32, set if another rank's flag is
+) -> None:
+    """The flags that `pack_records` gave along."""
+    kernels.called.take_flags(kernels, wire, tuple(rooms), rank, overflow)
 
 
 def keep_records(
@@ -184,32 +211,24 @@ def add_to_owners(
     kernels.called.add_to_owners(kernels, gradients, slots, walked, accumulators)
 
 
-def flag_gradients(
-    kernels: KernelSet,
-    overflow: torch.Tensor,  # [1] int32
-    rooms: Sequence[int],  # by source of the records, rows of its room
-    rank: int,
-    out: torch.Tensor,  # [R, SENT_GRADIENTS] real, contiguous: the last row of each other rank's room is written
-) -> None:
-    """Give this rank's overflow flag along with the gradients that go back; `sum_gradients` takes it up there."""
-    kernels.called.flag_gradients(kernels, overflow, tuple(rooms), rank, out)
-
-
 def sum_gradients(
     kernels: KernelSet,
     routing: Routing,
-    returned: torch.Tensor,  # [S, SENT_GRADIENTS] real, contiguous, in the order in which the records were sent
+    returned: torch.Tensor | None,  # [S, SENT_GRADIENTS] real, contiguous, as the records were sent; None with "own"
     rank: int,
     gradients: torch.Tensor | None,  # [R, GRADIENT] real: where the rank's own are, in the hole; None: in `returned`
     hole: Hole,
     out: torch.Tensor,  # [V, GRADIENT] real, rows may lie further apart, written
     zeros: torch.Tensor,  # [1] int64, added to
+    part: Part = "all",  # of the splats, which alone are written: "own" are those that went to no other rank
 ) -> None:
     """By splat: the sum over ranks of its gradients, rank after rank, so that it has the same bits each time.
 
-    Zero for what went nowhere; the depth's column is zero. zeros counts the rank's own rows that are exactly zero. With
-    rooms, the flag of any other rank sets this one's.
+    Zero for what went nowhere; the depth's column is zero. zeros counts the rank's own rows that are exactly zero.
+    ValueError for "own" without the rank's own gradients, and for anything else without those of others.
     """
     if out.shape[1] != GRADIENT:
         raise ValueError(f"expected gradients of {GRADIENT} columns, got {out.shape[1]}")
-    kernels.called.sum_gradients(kernels, routing, returned, rank, gradients, hole, out, zeros)
+    if (gradients if part == "own" else returned) is None:
+        raise ValueError(f"part {part!r} of the splats: expected {'own' if part == 'own' else 'returned'} gradients")
+    kernels.called.sum_gradients(kernels, routing, returned, rank, gradients, hole, out, zeros, part)

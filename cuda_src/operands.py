@@ -19,6 +19,8 @@ from cuda_src.conventions import CONVENTIONS, T_STOP, T_STOP_FLOOR, Convention
 Footprint = Literal["ellipse", "square"]
 MovedRows = Literal["dense", "visible", "touched"]
 BatchRule = Literal["rows", "batch", "none"]
+Part = Literal["all", "own", "rest"]
+"""Of splats, or of Gaussians with some: all, those that went to no other rank, and those that did."""
 Halo = Literal["exact", "none"]
 
 LOSS_BLOCK = 32
@@ -145,11 +147,17 @@ class Splats:
 
 @dataclass(frozen=True)
 class Seen:
-    """One view of a step, as the optimizer is told of it. gradients: [V, GRADIENT] real, by the splats' records."""
+    """One view of a step, as the optimizer is told of it. gradients: [V, GRADIENT] real, by the splats' records.
+
+    ranks: [V] int64, bits of the ranks that a splat went to, and others: bits of all but this one; None where no splat
+    goes anywhere. Gradients of what went to none of the others are there first (`Part`).
+    """
 
     splats: Splats
     camera: Camera
     gradients: torch.Tensor
+    ranks: torch.Tensor | None = None
+    others: int = 0
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from cuda_src.operands import (
     Loss,
     LossWindow,
     MovedRows,
+    Part,
     Raster,
     Room,
     Seen,
@@ -46,6 +47,7 @@ __all__ = [
     "Loss",
     "LossWindow",
     "MovedRows",
+    "Part",
     "Raster",
     "Room",
     "Seen",
@@ -291,6 +293,7 @@ def project_backward_adam(
     rows: MovedRows = "visible",
     batch_rule: BatchRule = "rows",
     bounds: torch.Tensor | None = None,  # [groups, BOUND], widened in place
+    part: Part = "all",
 ) -> None:
     """project_backward of all views of a step, and one adam_rows of the sums, in one pass.
 
@@ -299,7 +302,9 @@ def project_backward_adam(
     row's gradient is averaged over, as adam_rows' views: the views that see it, with `dense` all of them (`rows`); all
     views (`batch`); or all views, but with rate and decay of one (`none`). While the overflow of any view's splats is
     set, nothing is written. Splats whose record has a depth that is not a number do not count. bounds: of groups of the
-    rows (cuda_src/bounds.py), which then hold them where they have moved to.
+    rows (cuda_src/bounds.py), which then hold them where they have moved to. part: "own" moves rows whose gradients no
+    other rank has a share of, as many of these as the back end likes to, and a call with the same views and "rest" all
+    that are left.
 
     Only back ends that gain by it have this operator: see `KernelSet.moves_at_once`.
     """
@@ -319,6 +324,7 @@ def project_backward_adam(
         rows,
         batch_rule,
         bounds,
+        part,
     )
 
 

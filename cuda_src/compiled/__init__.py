@@ -7,12 +7,12 @@ from cuda_src.compiled.adam import adam_rows, project_backward_adam
 from cuda_src.compiled.binning import bin_splats
 from cuda_src.compiled.bounds import bound_groups, groups_seen, widen_groups
 from cuda_src.compiled.exchange import (
-    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
     route_splats,
     sum_gradients,
+    take_flags,
     unpack_records,
 )
 from cuda_src.compiled.loss import l1_ssim
@@ -28,7 +28,6 @@ __all__ = [
     "bin_splats",
     "bound_groups",
     "densification_statistics",
-    "flag_gradients",
     "groups_seen",
     "keep_records",
     "l1_ssim",
@@ -42,6 +41,7 @@ __all__ = [
     "raster_forward",
     "route_splats",
     "sum_gradients",
+    "take_flags",
     "unpack_records",
     "unpack_rows",
     "widen_groups",

@@ -12,9 +12,9 @@ from cuda_src import layout
 from cuda_src.bounds import groups_of
 from cuda_src.compiled.bindings import Launch, address, call, count
 from cuda_src.compiled.raster import as_real
-from cuda_src.compiled.seen import ALIGNMENT, SeenSplats, SplatGradients
+from cuda_src.compiled.seen import ALIGNMENT, PARTS, SeenSplats, SplatGradients
 from cuda_src.compiled.view import View, view_of
-from cuda_src.operators import BatchRule, KernelSet, MovedRows, Seen
+from cuda_src.operators import BatchRule, KernelSet, MovedRows, Part, Seen
 from cuda_src.workspace import Workspace
 
 
@@ -75,7 +75,13 @@ def adam_rows(
 class Sight(ctypes.Structure):
     """One view of a step; the same struct as in move.cu."""
 
-    _fields_ = (("view", View), ("seen", SeenSplats), ("overflow", ctypes.c_void_p))
+    _fields_ = (
+        ("view", View),
+        ("seen", SeenSplats),
+        ("overflow", ctypes.c_void_p),
+        ("ranks", ctypes.c_void_p),
+        ("others", ctypes.c_uint64),
+    )
 
 
 class Step(ctypes.Structure):
@@ -90,6 +96,7 @@ class Step(ctypes.Structure):
         ("views", ctypes.c_int),
         ("degree", ctypes.c_int),
         ("moves", ctypes.c_int),
+        ("part", ctypes.c_int),
         ("average", ctypes.c_int),
         ("scale", ctypes.c_float),
         ("rule", Rule),
@@ -120,6 +127,7 @@ def project_backward_adam(
     rows: MovedRows,
     batch_rule: BatchRule,
     bounds: torch.Tensor | None,
+    part: Part,
 ) -> None:
     """See `cuda_src.operators.project_backward_adam`: no [V, 59] gradient in memory, nothing read by the host.
 
@@ -130,14 +138,17 @@ def project_backward_adam(
         return
     tables = _table(parameters), _table(moment1), _table(moment2)
     seen = [SplatGradients.of(v.splats, v.gradients, f"move.{i}", workspace) for i, v in enumerate(views)]
-    sights = [(view_of(kernels, v.camera), own, address(v.splats.overflow)) for v, own in zip(views, seen, strict=True)]
+    sights = [
+        (view_of(kernels, v.camera), own, (address(v.splats.overflow), address(v.ranks), v.others))
+        for v, own in zip(views, seen, strict=True)
+    ]
     given = (
         *tables, n, sh_degree, _MOVES[rows], averaged_over(rows, batch_rule, batch),
         1 / batch if batch_rule == "none" else 1.0, address(bounds),
     )  # fmt: skip
-    key = "move", *given, *(part for view, own, overflow in sights for part in (view, own.key, overflow))
+    key = "move", *given, *(each for view, own, rest in sights for each in (view, own.key, rest))
     move = workspace.kept(key, lambda: _Move(workspace, parameters.device, sights, *given))
-    move(Rule.of(images_seen, beta1, beta2, epsilon), rates.tolist())
+    move(Rule.of(images_seen, beta1, beta2, epsilon), rates.tolist(), part)
 
 
 class _Move:
@@ -147,7 +158,7 @@ class _Move:
         self,
         workspace: Workspace,
         device: torch.device,
-        sights: Sequence[tuple[View, SplatGradients, int | None]],
+        sights: Sequence[tuple[View, SplatGradients, tuple[int | None, int | None, int]]],
         parameters: int,
         moment1: int,
         moment2: int,
@@ -161,23 +172,23 @@ class _Move:
         batch, groups = len(sights), groups_of(n)
         work = (
             workspace.take("move.sights", (batch * ctypes.sizeof(Sight),), torch.uint8),
-            # And behind them, where both are cleared at once, how many groups are listed.
-            workspace.take("move.splats", (batch * groups + 1, 2), torch.int32),
+            # And behind them, where all is cleared at once, how many groups are listed, and a byte a group: which wait.
+            workspace.take("move.splats", (batch * groups + 1 + -(-groups // 8), 2), torch.int32),
             workspace.take("move.groups", (groups,), torch.int32),
         )
         self._step = Step(
             parameters, moment1, moment2, address(workspace.take("move.rates", (layout.PARAMETERS,))), n, batch,
-            sh_degree, moves, average, scale, Rule(), bounds, *(address(tensor) for tensor in work),
+            sh_degree, moves, PARTS["all"], average, scale, Rule(), bounds, *(address(tensor) for tensor in work),
         )  # fmt: skip
         self._rates = (ctypes.c_float * layout.PARAMETERS)()
-        given = (Sight * batch)(*(Sight(view, own.struct, overflow) for view, own, overflow in sights))
+        given = (Sight * batch)(*(Sight(view, own.struct, *rest) for view, own, rest in sights))
         self._launch = Launch(
             "project_backward_adam", device, ctypes.byref(given), ctypes.byref(self._step), ctypes.byref(self._rates)
         )
 
-    def __call__(self, rule: Rule, rates: Sequence[float]) -> None:
+    def __call__(self, rule: Rule, rates: Sequence[float], part: Part) -> None:
         # Kernels have their own copy of all of this as soon as they are launched.
-        self._step.rule = rule
+        self._step.rule, self._step.part = rule, PARTS[part]
         self._rates[:] = [*rates]
         self._launch()
 

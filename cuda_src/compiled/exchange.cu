@@ -115,7 +115,9 @@ __global__ void count_routes(Given given, Routes routes, int64_t* counts) {
     own[OWN_SPLATS] = given.live == nullptr ? given.splats : given.live[0];
     own[OWN_UNDRAWN] = given.live == nullptr ? 0 : given.live[1];
     own[OVERFLOWED] = given.live != nullptr && given.live[0] > given.splats;
-    if (routes.roomy && routes.sent(rank) > routes.end(rank) - routes.begin(rank)) *routes.overflow = 1;
+    bool holds = routes.sent(rank) <= routes.end(rank) - routes.begin(rank) &&
+                 own[SENT_INSTANCES] <= routes.room_instances[rank];
+    if (routes.roomy && !holds) *routes.overflow = 1;
 }
 
 // The lanes given, one after another, for the warp to work through: entry n is the n-th of them.
@@ -183,8 +185,8 @@ __global__ void __launch_bounds__(THREADS) keep_routes(Routes routes, int own_ra
     });
 }
 
-// What a rank's records leave of its room: no splats. A row of blocks a rank; `base` is where the first rank's room, or
-// the only one's, begins in a buffer of rows `width` words apart.
+// What a rank's records leave of its room: no splats, and in the last row of what travels the overflow flag. A row of
+// blocks a rank; `base` is where the first rank's room, or the only one's, begins in a buffer of rows `width` words apart.
 __global__ void __launch_bounds__(THREADS) blank_rooms(Routes routes, int own_rank, bool own, float* base, int width) {
     int rank = own ? own_rank : blockIdx.y;
     if (!own && rank == own_rank) return;
@@ -192,7 +194,17 @@ __global__ void __launch_bounds__(THREADS) blank_rooms(Routes routes, int own_ra
     int64_t n = min(routes.sent(rank), rows - 1) + static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
     for (; n < rows; n += static_cast<int64_t>(gridDim.x) * THREADS) {
         base[(first + n) * width + RECORD_DEPTH] = nanf("");
+        if (!own && n == rows - 1) base[(first + n) * width] = *routes.overflow != 0 ? 1.f : 0.f;
     }
+}
+
+// A thread a rank: the flags of the others, in the last rows of what came. ends: of the rooms.
+struct RoomEnds {
+    int64_t ends[MOST_RANKS];
+};
+__global__ void read_flags(RoomEnds rooms, int ranks, int own_rank, const float* wire, int width, int* overflow) {
+    int rank = threadIdx.x;
+    if (rank < ranks && rank != own_rank && wire[(rooms.ends[rank] - 1) * width] != 0.f) *overflow = 1;
 }
 
 // What came from other ranks, out of the buffer that travelled.
@@ -258,6 +270,14 @@ EXPORT int keep_records(Queue queue, const Routes* routes, int own_rank, const f
         blank_rooms<<<BLANKS, THREADS, 0, queue.stream>>>(
             *routes, own_rank, true, reinterpret_cast<float*>(kept) + first * RECORD_STRIDE, RECORD_STRIDE);
     }
+    return cudaGetLastError();
+}
+
+// wire: what came, `width` words a row; rooms: where each rank's room ends in it.
+EXPORT int take_flags(Queue queue, const RoomEnds* rooms, int ranks, int own_rank, const float* wire, int width,
+                      int* overflow) {
+    CHECK(cudaSetDevice(queue.device));
+    read_flags<<<1, MOST_RANKS, 0, queue.stream>>>(*rooms, ranks, own_rank, wire, width, overflow);
     return cudaGetLastError();
 }
 

@@ -6,7 +6,7 @@
 //
 // Or each rank has a room in the buffer, agreed upon beforehand, so that no host need know how many records there are.
 // What they leave of it holds depths that are not numbers; its last row is never a record's and carries the sender's
-// overflow flag on the way back.
+// overflow flag.
 #pragma once
 
 #include "config.h"
@@ -18,14 +18,15 @@ constexpr int SENT_GRADIENTS = 9;
 constexpr int WARPS = THREADS / WARP;
 
 // Passed by value. A bit a rank, [splats]; records up to and with each block, [ranks x blocks]; rows of the buffer up to
-// and with each rank's room, if they have any; the flag that is set where a room is too small.
+// and with each rank's room, if they have any, and instances that what it is sent may have; the flag that is set where a
+// room is too small.
 struct Routes {
     uint64_t* masks;
     int64_t* ends;
     int64_t splats, blocks;
     int* overflow;
     int ranks, roomy;
-    int64_t room_ends[MOST_RANKS];
+    int64_t room_ends[MOST_RANKS], room_instances[MOST_RANKS];
 
     // How many records there are for ranks before this one, and for this one in blocks before this.
     __device__ int64_t sent_before(int rank, int64_t block) const {

@@ -16,11 +16,11 @@ from cuda_src.compiled.bindings import Launch, ReplayedLaunch, address, count
 from cuda_src.compiled.binning import Given
 from cuda_src.compiled.raster import aligned_records, as_real
 from cuda_src.compiled.scratch import scratch_for
-from cuda_src.compiled.seen import ALIGNMENT
+from cuda_src.compiled.seen import ALIGNMENT, PARTS
 from cuda_src.compiled.view import view_of
-from cuda_src.exchange import MOST_RANKS, ROUTE_COUNTS, SENT_GRADIENTS, Hole, Routing
+from cuda_src.exchange import MOST_RANKS, ROUTE_COUNTS, SENT_GRADIENTS, Hole, RankRooms, Routing
 from cuda_src.layout import GRADIENT_STRIDE, RECORD_STRIDE
-from cuda_src.operators import KernelSet, Splats
+from cuda_src.operators import KernelSet, Part, Splats
 from cuda_src.workspace import Workspace
 
 _BLOCK = 256
@@ -29,8 +29,7 @@ _BLOCK = 256
 _MOST_KEPT = 4096
 """Launches kept ready: some six for each of several hundred views."""
 
-RoomEnds = ctypes.c_int64 * MOST_RANKS
-"""Rows up to and with each rank's room."""
+_OfRanks = ctypes.c_int64 * MOST_RANKS
 
 _Plain = tuple[Hashable, ...]
 """Addresses and numbers, and tuples of such."""
@@ -47,7 +46,8 @@ class Routes(ctypes.Structure):
         ("overflow", ctypes.c_void_p),
         ("ranks", ctypes.c_int),
         ("roomy", ctypes.c_int),
-        ("room_ends", RoomEnds),
+        ("room_ends", _OfRanks),
+        ("room_instances", _OfRanks),
     )
 
 
@@ -58,24 +58,25 @@ class RoomyRouting(Routing):
     plain: _Plain = ()
 
 
-def _plain(routing: Routing) -> _Plain:
-    """The fields of its `Routes`."""
+def _plain(routing: Routing, rooms: RankRooms | None = None) -> _Plain:
+    """The fields of its `Routes`. rooms: of one that will stay."""
     if isinstance(routing, RoomyRouting):
         return routing.plain
     assert routing.ends is not None
     ranks, blocks = routing.ends.shape
     return (
         address(routing.masks), address(routing.ends), routing.masks.shape[0], blocks, address(routing.overflow),
-        ranks, routing.rooms is not None, tuple(accumulate(routing.rooms or ())),
+        ranks, rooms is not None, tuple(accumulate(rooms.rows)) if rooms else (), rooms.instances if rooms else (),
     )  # fmt: skip
 
 
 def _routes(plain: Sequence[Any]) -> Any:
-    return ctypes.byref(Routes(*plain[:-1], RoomEnds(*plain[-1])))
+    return ctypes.byref(Routes(*plain[:-2], _OfRanks(*plain[-2]), _OfRanks(*plain[-1])))
 
 
 def _ends(rooms: Sequence[int]) -> Any:
-    return ctypes.byref(RoomEnds(*accumulate(rooms)))
+    """Rows up to and with each rank's room."""
+    return ctypes.byref(_OfRanks(*accumulate(rooms)))
 
 
 _ADDRESS, _COUNT, _NUMBER = ctypes.c_void_p, count, int
@@ -84,8 +85,8 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "keep_records": (_routes, _NUMBER, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
     "unpack_records": (_ADDRESS, _NUMBER, _COUNT, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
     "pack_gradients": (_ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
-    "flag_gradients": (_ends, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS),
-    "sum_gradients": (_routes, _ADDRESS, _NUMBER, _ADDRESS, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
+    "take_flags": (_ends, _NUMBER, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS),
+    "sum_gradients": (_routes, _ADDRESS, _NUMBER, _ADDRESS, _COUNT, _COUNT, _ADDRESS, _ADDRESS, _NUMBER),
 }
 """What each function is given, made of plain numbers."""
 
@@ -106,7 +107,7 @@ def route_splats(
     workspace: Workspace,
     depth_limit: torch.Tensor | None,
     min_opacity: float,
-    rooms: tuple[int, ...] | None,
+    rooms: RankRooms | None,
 ) -> Routing:
     """See `cuda_src.exchange.route_splats`. The host reads nothing."""
     device, n, view = splats.records.device, splats.count, view_of(kernels, camera)
@@ -122,13 +123,13 @@ def route_splats(
 
     def prepared() -> tuple[Routing, Launch]:
         routing, blocks = _routing(splats, ranks, workspace, rooms), -(-n // _BLOCK)
-        plain = _plain(routing)
+        plain = _plain(routing, rooms)
         launch = ReplayedLaunch(
             "route_splats", device, ctypes.byref(view), ctypes.byref(Given(*given)), float(min_opacity),
             _routes(plain), scratch_for(ranks * blocks, workspace),
             workspace.take("exchange.blocks", (ranks * blocks,), torch.int32), routing.counts,
         )  # fmt: skip
-        roomy = RoomyRouting(routing.masks, routing.counts, routing.ends, rooms, splats.overflow, plain)
+        roomy = RoomyRouting(routing.masks, routing.counts, routing.ends, routing.rooms, splats.overflow, plain)
         return roomy if rooms else routing, launch
 
     key = "route_splats", view, *given, float(min_opacity), ranks, rooms
@@ -138,14 +139,14 @@ def route_splats(
     return routing
 
 
-def _routing(splats: Splats, ranks: int, workspace: Workspace, rooms: tuple[int, ...] | None) -> Routing:
+def _routing(splats: Splats, ranks: int, workspace: Workspace, rooms: RankRooms | None) -> Routing:
     """Memory for a routing of these splats."""
     n = splats.count
     return Routing(
         workspace.take("exchange.masks", (n,), torch.int64),
         workspace.take("exchange.counts", (ranks, ROUTE_COUNTS), torch.int64),
         workspace.take("exchange.ends", (ranks, -(-n // _BLOCK)), torch.int64),
-        rooms,
+        None if rooms is None else rooms.rows,
         splats.overflow,
     )
 
@@ -205,32 +206,33 @@ def pack_gradients(
     )()  # fmt: skip
 
 
-def flag_gradients(
-    kernels: KernelSet, overflow: torch.Tensor, rooms: tuple[int, ...], rank: int, out: torch.Tensor
+def take_flags(
+    kernels: KernelSet, wire: torch.Tensor, rooms: tuple[int, ...], rank: int, overflow: torch.Tensor
 ) -> None:
-    """See `cuda_src.exchange.flag_gradients`."""
-    _launch("flag_gradients", out.device, rooms, len(rooms), rank, address(overflow), address(out))()
+    """See `cuda_src.exchange.take_flags`."""
+    _launch("take_flags", wire.device, rooms, len(rooms), rank, address(wire), wire.shape[1], address(overflow))()
 
 
 def sum_gradients(
     kernels: KernelSet,
     routing: Routing,
-    returned: torch.Tensor,
+    returned: torch.Tensor | None,
     rank: int,
     gradients: torch.Tensor | None,
     hole: Hole,
     out: torch.Tensor,
     zeros: torch.Tensor,
+    part: Part,
 ) -> None:
     """See `cuda_src.exchange.sum_gradients`."""
     if out.shape[0] == 0:
         return
-    if returned.shape[1:] != (SENT_GRADIENTS,):
+    if returned is not None and returned.shape[1:] != (SENT_GRADIENTS,):
         raise ValueError(f"expected rows of {SENT_GRADIENTS} gradients, got {tuple(returned.shape)}")
     own = None if gradients is None else rows_of(gradients, GRADIENT_STRIDE)
     _launch(
         "sum_gradients", out.device, _plain(routing), address(returned), rank, own, hole.first, hole.count,
-        rows_of(out, GRADIENT_STRIDE), address(zeros),
+        rows_of(out, GRADIENT_STRIDE), address(zeros), PARTS[part],
     )()  # fmt: skip
 
 

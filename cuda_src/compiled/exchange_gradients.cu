@@ -44,15 +44,16 @@ __global__ void __launch_bounds__(THREADS) pack_gradient_rows(const float4* __re
     if (threadIdx.x == 0 && without > 0) atomicAdd(zeros, static_cast<unsigned long long>(without));
 }
 
-// Every splat's gradients, summed rank after rank. own: null, or where this rank's are, in the hole.
+// Gradients of every splat of the part, summed rank after rank. own: null, or where this rank's are, in the hole.
 __global__ void __launch_bounds__(THREADS) sum_routes(Routes routes, const float* __restrict__ returned, int own_rank,
                                                       const float4* __restrict__ own, Hole hole, float4* out,
-                                                      unsigned long long* zeros) {
+                                                      unsigned long long* zeros, int part) {
     float total[SENT_GRADIENTS] = {};
-    bool zero = false;
-    for_each_rank(routes, own_mask(routes), [&](int rank, unsigned lanes, int64_t at) {
+    uint64_t mask = own_mask(routes), own_bit = 1ull << own_rank;
+    bool zero = false, summed = own_splat() < routes.splats && in_part(part, (mask & ~own_bit) != 0);
+    for_each_rank(routes, part == PART_OWN ? mask & own_bit : mask, [&](int rank, unsigned lanes, int64_t at) {
         int64_t place = at + lanes_below(lanes);
-        if (!(lanes >> lane_index() & 1) || place >= routes.end(rank)) return;
+        if (!summed || !(lanes >> lane_index() & 1) || place >= routes.end(rank)) return;
         if (rank == own_rank && own != nullptr) {
             Gradient kept(own + (hole.first + place - routes.begin(rank)) * (GRADIENT_STRIDE / 4));
             zero = !kept.any();
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(THREADS) sum_routes(Routes routes, const float
             for (int j = 0; j < SENT_GRADIENTS; ++j) total[j] += returned[place * SENT_GRADIENTS + j];
         }
     });
-    if (own_splat() < routes.splats) {
+    if (summed) {
         float4* row = out + own_splat() * (GRADIENT_STRIDE / 4);
         row[0] = make_float4(total[0], total[1], total[2], total[3]);
         row[1] = make_float4(total[4], total[5], total[6], total[7]);
@@ -71,19 +72,6 @@ __global__ void __launch_bounds__(THREADS) sum_routes(Routes routes, const float
     }
     int without = __syncthreads_count(zero);
     if (threadIdx.x == 0 && without > 0) atomicAdd(zeros, static_cast<unsigned long long>(without));
-    if (routes.roomy && blockIdx.x == 0 && threadIdx.x < routes.ranks && threadIdx.x != own_rank &&
-        returned[routes.end(threadIdx.x) * SENT_GRADIENTS] != 0.f) {
-        *routes.overflow = 1;
-    }
-}
-
-// A thread a rank: this rank's flag in the last row of what goes back to each other one. ends: of the rooms that came.
-struct RoomEnds {
-    int64_t ends[MOST_RANKS];
-};
-__global__ void flag_rooms(RoomEnds rooms, int ranks, int own_rank, const int* overflow, float* rows) {
-    int rank = threadIdx.x;
-    if (rank < ranks && rank != own_rank) rows[(rooms.ends[rank] - 1) * SENT_GRADIENTS] = *overflow != 0 ? 1.f : 0.f;
 }
 
 EXPORT int pack_gradients(Queue queue, const float4* gradients, int64_t rows, int64_t first, int64_t count, float* out,
@@ -96,16 +84,9 @@ EXPORT int pack_gradients(Queue queue, const float4* gradients, int64_t rows, in
 }
 
 EXPORT int sum_gradients(Queue queue, const Routes* routes, const float* returned, int own_rank, const float4* own,
-                         int64_t first, int64_t count, float4* out, unsigned long long* zeros) {
+                         int64_t first, int64_t count, float4* out, unsigned long long* zeros, int part) {
     CHECK(cudaSetDevice(queue.device));
     sum_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(
-        *routes, returned, own_rank, own, Hole{first, count}, out, zeros);
-    return cudaGetLastError();
-}
-
-// rows: what goes back, [rows, SENT_GRADIENTS]; ends: of the ranks' rooms in it.
-EXPORT int flag_gradients(Queue queue, const RoomEnds* rooms, int ranks, int own_rank, const int* overflow, float* rows) {
-    CHECK(cudaSetDevice(queue.device));
-    flag_rooms<<<1, MOST_RANKS, 0, queue.stream>>>(*rooms, ranks, own_rank, overflow, rows);
+        *routes, returned, own_rank, own, Hole{first, count}, out, zeros, part);
     return cudaGetLastError();
 }

@@ -10,11 +10,14 @@
 #include "differentiate.cuh"
 #include "groups.cuh"
 
-// One view of the step. overflow: nothing moves while it is set; null where nothing can set it.
+// One view of the step. overflow: nothing moves while it is set; null where nothing can set it. ranks: where each splat
+// went, a bit a rank, and others: bits of all but this one; null where none went anywhere.
 struct Sight {
     View view;
     Seen seen;
     const int* overflow;
+    const uint64_t* ranks;
+    uint64_t others;
 };
 
 // A group's splats in one view: bits of its rows, and the splat of the lowest.
@@ -37,16 +40,18 @@ struct Step {
     int64_t rows;  // of the tables
     int views, degree;
     int moves;    // one of Moves
+    int part;     // of the groups: those with a splat that went to another rank wait for PART_REST
     int average;  // number of views that every row averages over; 0: those that see it
     float scale;  // of the averaged gradient
     Rule rule;
     float* bounds;        // of groups, widened by what moves; null where there are none
     Sight* sights;        // [views]
-    GroupSplats* splats;  // [views, groups], and a last one whose first word is *listed
+    GroupSplats* splats;  // [views, groups], one whose first word is *listed, and behind it whether each group waits
     int* groups;          // [groups], those to move in [0, *listed)
 
-    __host__ __device__ int64_t splat_words() const { return views * groups_of(rows); }
-    __device__ int* listed() const { return &splats[splat_words()].first; }
+    __host__ __device__ int* listed() const { return &splats[views * groups_of(rows)].first; }
+    __device__ uint8_t* waits() const { return reinterpret_cast<uint8_t*>(listed() + 2); }
+    int64_t bytes() const { return (views * groups_of(rows) + 1) * sizeof(GroupSplats) + groups_of(rows); }
 };
 
 // Two blocks a multiprocessor of five warps, or of four where several views need registers for 59 sums: 8 to 10 times
@@ -72,10 +77,11 @@ __global__ void __launch_bounds__(THREADS) find_groups(Sight sight, int number, 
     // The splats of a group are neighbours: most of a warp's lanes have the same one or two.
     unsigned peers = __match_any_sync(having, group), bits = __reduce_or_sync(peers, 1u << (rows[i] % WARP));
     if (lane_index() == __ffs(peers) - 1) atomicOr(&own->rows, bits);
+    if (sight.ranks != nullptr && (sight.ranks[i] & sight.others) != 0) step.waits()[group] = 1;
     if (i == 0 || rows[i - 1] / WARP != group) own->first = static_cast<int>(i);
 }
 
-// The groups to move: none while any overflow is set. And the rates, where move_groups finds them.
+// The groups of the part to move: none while any overflow is set. And the rates, where move_groups finds them.
 __global__ void __launch_bounds__(THREADS) list_groups(Step step, Rates rates) {
     if (blockIdx.x == 0 && threadIdx.x < PARAMETERS) step.rates[threadIdx.x] = rates.values[threadIdx.x];
     int64_t group = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x, groups = groups_of(step.rows);
@@ -85,7 +91,8 @@ __global__ void __launch_bounds__(THREADS) list_groups(Step step, Rates rates) {
         stopped = stopped || (overflow != nullptr && *overflow != 0);
         if (group < groups) moves = moves || step.splats[v * groups + group].rows != 0u;
     }
-    append(moves && !stopped, static_cast<int>(group), step.groups, step.listed());
+    moves = moves && !stopped && in_part(step.part, step.waits()[group] != 0);
+    append(moves, static_cast<int>(group), step.groups, step.listed());
 }
 
 // Sums over views of a row's gradient.
@@ -251,8 +258,10 @@ DYNAMIC_SHARED(move_groups_false, move_bytes(move_warps(false)), MOVE_BLOCKS)
 EXPORT int project_backward_adam(Queue queue, const Sight* sights, const Step* step, const Rates* rates) {
     CHECK(cudaSetDevice(queue.device));
     int64_t groups = groups_of(step->rows);
-    CHECK(cudaMemsetAsync(step->splats, 0, (step->splat_words() + 1) * sizeof(GroupSplats), queue.stream));
-    for (int v = 0; v < step->views; ++v) {
+    bool rest = step->part == PART_REST;  // Groups are found already.
+    CHECK(rest ? cudaMemsetAsync(step->listed(), 0, sizeof(int), queue.stream)
+               : cudaMemsetAsync(step->splats, 0, step->bytes(), queue.stream));
+    for (int v = 0; v < (rest ? 0 : step->views); ++v) {
         int64_t blocks = std::max<int64_t>((sights[v].seen.count + THREADS - 1) / THREADS, 1);
         find_groups<<<static_cast<unsigned>(blocks), THREADS, 0, queue.stream>>>(sights[v], v, *step);
         CHECK(cudaGetLastError());

@@ -19,12 +19,12 @@ from cuda_src.portable.projection import project, project_backward  # noqa: E402
 from cuda_src.portable.statistics import densification_statistics  # noqa: E402
 from cuda_src.reference.exchange import (  # noqa: E402  On its own tile lists; the rest is copies.
     add_to_owners,
-    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
     route_splats,
     sum_gradients,
+    take_flags,
     unpack_records,
 )
 from cuda_src.reference.packing import pack_rows, unpack_rows  # noqa: E402  Copies, which torch makes as well.
@@ -35,7 +35,6 @@ __all__ = [
     "bin_splats",
     "compile_all",
     "densification_statistics",
-    "flag_gradients",
     "keep_records",
     "l1_ssim",
     "pack_gradients",
@@ -48,6 +47,7 @@ __all__ = [
     "raster_fused",
     "route_splats",
     "sum_gradients",
+    "take_flags",
     "unpack_records",
     "unpack_rows",
 ]

@@ -9,12 +9,12 @@ from cuda_src.reference.binning import bin_splats
 from cuda_src.reference.bounds import bound_groups, groups_seen, widen_groups
 from cuda_src.reference.exchange import (
     add_to_owners,
-    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
     route_splats,
     sum_gradients,
+    take_flags,
     unpack_records,
 )
 from cuda_src.reference.fused import raster_fused
@@ -30,7 +30,6 @@ __all__ = [
     "bin_splats",
     "bound_groups",
     "densification_statistics",
-    "flag_gradients",
     "groups_seen",
     "keep_records",
     "l1_ssim",
@@ -44,6 +43,7 @@ __all__ = [
     "raster_fused",
     "route_splats",
     "sum_gradients",
+    "take_flags",
     "unpack_records",
     "unpack_rows",
     "widen_groups",

@@ -17,10 +17,11 @@ from cuda_src.exchange import (
     SENT_INSTANCES,
     SENT_RECORDS,
     Hole,
+    RankRooms,
     Routing,
 )
 from cuda_src.layout import RECORD, RECORD_DEPTH, RECORD_OPACITY
-from cuda_src.operators import KernelSet, Splats
+from cuda_src.operators import KernelSet, Part, Splats
 from cuda_src.packing import id_words
 from cuda_src.workspace import Workspace
 
@@ -34,7 +35,7 @@ def route_splats(
     workspace: Workspace,
     depth_limit: torch.Tensor | None,
     min_opacity: float,
-    rooms: tuple[int, ...] | None,
+    rooms: RankRooms | None,
 ) -> Routing:
     used = _in_use(splats)
     bins = kernels.module.bin_splats(kernels, used, camera, workspace, None, None, depth_limit)
@@ -51,10 +52,12 @@ def route_splats(
     if splats.live is not None:
         counts[:, OWN_SPLATS] = splats.live[0]
         counts[:, OVERFLOWED] = splats.live[0] > splats.count
-    if rooms is not None and any(n >= room for n, room in zip(sent.sum(0).tolist(), rooms, strict=True)):
+    if rooms is not None:
         assert splats.overflow is not None
-        splats.overflow.fill_(1)
-    return Routing(masks, counts, rooms=rooms, overflow=splats.overflow)
+        most = torch.tensor([rooms.rows, rooms.instances], device=device) - torch.tensor([[1], [0]], device=device)
+        if (torch.stack([sent.sum(0), instances.sum(0)]) > most).any():
+            splats.overflow.fill_(1)
+    return Routing(masks, counts, rooms=None if rooms is None else rooms.rows, overflow=splats.overflow)
 
 
 def pack_records(kernels: KernelSet, splats: Splats, routing: Routing, rank: int, wire: torch.Tensor) -> None:
@@ -62,12 +65,22 @@ def pack_records(kernels: KernelSet, splats: Splats, routing: Routing, rank: int
         if destination == rank:
             continue
         if routing.rooms is not None:
+            assert routing.overflow is not None
             place[:, RECORD_DEPTH] = math.nan
+            place[-1, 0] = routing.overflow[0]
         rows_there = rows[: len(place)]
         place[: len(rows_there), :RECORD] = splats.records[rows_there]
         # As the bits of reals: a copy keeps every bit.
         bits = splats.ids[rows_there].unsqueeze(1).view(wire.dtype)
         place[: len(rows_there), RECORD : RECORD + bits.shape[1]] = bits
+
+
+def take_flags(
+    kernels: KernelSet, wire: torch.Tensor, rooms: tuple[int, ...], rank: int, overflow: torch.Tensor
+) -> None:
+    for source, room in enumerate(wire.split(rooms)):
+        if source != rank and room[-1, 0] != 0:
+            overflow.fill_(1)
 
 
 def keep_records(
@@ -105,33 +118,32 @@ def pack_gradients(
         zeros += _zero_rows(out[part])
 
 
-def flag_gradients(
-    kernels: KernelSet, overflow: torch.Tensor, rooms: tuple[int, ...], rank: int, out: torch.Tensor
-) -> None:
-    for source, room in enumerate(out.split(rooms)):
-        if source != rank:
-            room[-1, 0] = overflow[0]
-
-
 def sum_gradients(
     kernels: KernelSet,
     routing: Routing,
-    returned: torch.Tensor,
+    returned: torch.Tensor | None,
     rank: int,
     gradients: torch.Tensor | None,
     hole: Hole,
     out: torch.Tensor,
     zeros: torch.Tensor,
+    part: Part,
 ) -> None:
-    out.zero_()
-    for destination, (rows, part) in enumerate(_segments(routing, returned)):
-        if destination == rank and gradients is not None:
-            part = gradients[hole.first : hole.first + hole.count, :SENT_GRADIENTS][: len(rows)]
-            zeros += _zero_rows(part)
-        elif routing.rooms is not None and routing.overflow is not None and part[-1, 0] != 0:
-            routing.overflow.fill_(1)
-        there = min(len(rows), len(part))
-        out[rows[:there], :SENT_GRADIENTS] += part[:there]
+    written = torch.ones_like(routing.masks, dtype=torch.bool)
+    if part != "all":
+        written = ((routing.masks & routing.others_of(rank)) == 0) == (part == "own")
+    out[written] = 0
+    total = out.new_zeros(out.shape)
+    own = None if gradients is None else gradients[hole.first : hole.first + hole.count, :SENT_GRADIENTS]
+    buffer = own[:0] if returned is None and own is not None else returned
+    assert buffer is not None
+    for destination, (rows, those) in enumerate(_segments(routing, buffer)):
+        if destination == rank and own is not None:
+            those = own[: len(rows)]
+            zeros += _zero_rows(those[written[rows[: len(those)]]])
+        there = min(len(rows), len(those))
+        total[rows[:there], :SENT_GRADIENTS] += those[:there]
+    out[written] = total[written]
 
 
 def _segments(routing: Routing, buffer: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -13,10 +13,11 @@ from strategies.bytesplat.info import BytesplatOptions, refuses_training
 from strategies.bytesplat.pruning import Pruner, Sight, capacity, list_lengths
 from strategies.distribution.balance import Balance
 from strategies.distribution.gaussian_exchange import GaussianExchange
-from strategies.distribution.gaussian_level import GaussianLevel, Share
+from strategies.distribution.gaussian_level import GaussianLevel
 from strategies.distribution.halo import Halo
 from strategies.distribution.placed_regions import PlacedRegions
 from strategies.distribution.regions import cut_regions
+from strategies.distribution.share import Share
 from strategies.distribution.tile_costs import work_of
 from strategies.info import Options
 from strategies.randomness import uniform

@@ -18,18 +18,18 @@ from cuda_src.exchange import (
     SENT_INSTANCES,
     SENT_RECORDS,
     Hole,
-    flag_gradients,
     keep_records,
     pack_gradients,
     pack_records,
     route_splats,
     sum_gradients,
+    take_flags,
     take_records,
     unpack_records,
     wire_width,
 )
 from cuda_src.layout import GRADIENT, GRADIENT_STRIDE, RECORD
-from cuda_src.operators import KernelSet, Splats
+from cuda_src.operators import KernelSet, Part, Splats
 from cuda_src.workspace import Workspace
 from strategies.distribution.codec import CODECS, Incoming, Outgoing
 from strategies.distribution.codec import STAGE as RETURN_STAGE
@@ -65,6 +65,11 @@ class GaussianExchange:
         """Rows counted there that held no record: those of a room count as zero."""
 
     @property
+    def sums_own_first(self) -> bool:
+        """Whether gradients of what went to no other rank are there while the others' still cross."""
+        return self.comm.ranks > 1 and not self.codec.moves_own
+
+    @property
     def zeros(self) -> int:
         return int(self.counted_zeros) - self.unused
 
@@ -79,8 +84,9 @@ class Passage:
 
     Used in this order, by all ranks alike: made, which counts and packs what this rank sends and waits for nothing;
     `fits` and `depart`, which need all ranks' counts on the host unless there is a room; `arrive`, `give_back`,
-    `collect`. Between them comes whatever need not wait: that is what an exchange hides behind. With a room nothing
-    waits, and `settle` follows once the counts are there. workspace: of the view, holds what is under way.
+    perhaps `collect_own`, `collect`. Between them comes whatever need not wait: that is what an exchange hides behind.
+    With a room nothing waits, and `settle` follows once the counts are there. workspace: of the view, holds what is
+    under way.
     """
 
     def __init__(
@@ -97,11 +103,12 @@ class Passage:
     ) -> None:
         """splats: of this rank's Gaussians. owners: rank of each tile, [tiles] int32. min_opacity: of what is sent."""
         self.splats, self.stage, self.room = splats, stage, room
+        self._own_collected = False
         self._exchange, self._work = exchange, workspace
         comm, kernels = exchange.comm, exchange.kernels
         self._routing = route_splats(
             kernels, splats, camera, owners, comm.ranks, workspace, depth_limit, min_opacity,
-            None if room is None else room.to(comm.rank),
+            None if room is None else room.of(comm.rank),
         )  # fmt: skip
         # All of a rank's counts to every rank: so that its own come back to its host with the others'.
         counts = self._routing.counts.view(1, -1).expand(comm.ranks, -1)
@@ -172,6 +179,9 @@ class Passage:
         They are rows of no table here: ids stand in for them.
         """
         rows = self._records.wait()
+        if self.room is not None:
+            assert self.splats.overflow is not None
+            take_flags(self._exchange.kernels, rows, self._from, self._exchange.comm.rank, self.splats.overflow)
         unpack_records(self._exchange.kernels, rows, self._hole, self._arrived, self._ids)
         return Splats(self._ids, self._ids, self._arrived)
 
@@ -185,29 +195,23 @@ class Passage:
         rows = self._work.take("exchange.returned", (sum(self._from), SENT_GRADIENTS), gradients.dtype)
         pack_gradients(exchange.kernels, gradients, hole, rows, exchange.counted_zeros)
         exchange.records += rows.shape[0]
-        if self.room is not None:
-            assert self.splats.overflow is not None
-            flag_gradients(exchange.kernels, self.splats.overflow, self._from, exchange.comm.rank, rows)
         self._gradients = None if exchange.codec.moves_own else gradients
         outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._ids)
         self._returning = exchange.codec.send(exchange.comm, outgoing, [[n] for n in self._to])
 
+    def collect_own(self) -> torch.Tensor:
+        """As `collect` returns them, while those of splats that went to other ranks are still to come."""
+        self._own_collected = True
+        return self._summed(None, "own")
+
     def collect(self) -> torch.Tensor:
         """Gradients of this rank's own splats, [V, GRADIENT], summed over the ranks that rendered them."""
-        exchange, work = self._exchange, self._work
-        returned = self._all_of(self._returning())
-        total = work.take("exchange.gradients", (self.splats.count, GRADIENT_STRIDE), returned.dtype)[:, :GRADIENT]
-        sum_gradients(
-            exchange.kernels,
-            self._routing,
-            returned,
-            exchange.comm.rank,
-            self._gradients,
-            self._hole,
-            total,
-            exchange.counted_zeros,
-        )
-        return total
+        return self._summed(self._all_of(self._returning()), "rest" if self._own_collected else "all")
+
+    @property
+    def ranks_of_splats(self) -> tuple[torch.Tensor, int]:
+        """Bits of the ranks that each splat went to, [V] int64, and bits of all ranks but this one."""
+        return self._routing.masks, self._routing.others_of(self._exchange.comm.rank)
 
     @property
     def rows_to(self) -> list[int]:
@@ -258,6 +262,23 @@ class Passage:
         exchange = self._exchange
         self._wire = self._work.take("exchange.wire", (rows, exchange.width), exchange.kernels.dtype)
         pack_records(exchange.kernels, self.splats, self._routing, exchange.comm.rank, self._wire)
+
+    def _summed(self, returned: torch.Tensor | None, part: Part) -> torch.Tensor:
+        exchange = self._exchange
+        shape = self.splats.count, GRADIENT_STRIDE
+        total = self._work.take("exchange.gradients", shape, exchange.kernels.dtype)[:, :GRADIENT]
+        sum_gradients(
+            exchange.kernels,
+            self._routing,
+            returned,
+            exchange.comm.rank,
+            self._gradients,
+            self._hole,
+            total,
+            exchange.counted_zeros,
+            part,
+        )
+        return total
 
     def _all_of(self, incoming: Incoming) -> torch.Tensor:
         """Rows of all records that were sent, zeros for those that a codec left out."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 import torch
@@ -27,6 +27,7 @@ from strategies.distribution.passage_rooms import PassageRoom, PassageRooms
 from strategies.distribution.placed_regions import PlacedRegions, PlacedRegionsKept
 from strategies.distribution.regions import Regions
 from strategies.distribution.segment_time import SegmentTime
+from strategies.distribution.share import Share
 from strategies.distribution.tile_costs import tile_work
 from strategies.distribution.tile_lists import list_tiles
 from strategies.gaussians import Gaussians
@@ -37,32 +38,6 @@ from strategies.training.optimizer import RowAdam
 from strategies.training.rooms import Rooms
 from strategies.training.schedule import sh_degree
 from strategies.views import ViewQueue
-
-
-@dataclass
-class Share:
-    """A rank's share of one view of a batch, and what has been made of it so far.
-
-    view: its number, None for one without. degree: of the harmonics. tiles: this rank's, [k] int32, and owners: the
-    rank of every tile, [tiles] int32, on the device. limit: greatest depth of each tile. room: of its passage; None
-    where the host reads counts. overflow: its flag. splats: that arrived. loss, 0-d, and cost, [k]: of its tiles.
-    """
-
-    view: int | None
-    camera: Camera
-    degree: int
-    tiles: torch.Tensor
-    owners: torch.Tensor
-    limit: torch.Tensor | None
-    work: Workspace
-    room: PassageRoom | None
-    overflow: torch.Tensor
-    passage: Passage = field(init=False)
-    splats: op.Splats = field(init=False)
-    bins: op.Bins = field(init=False)
-    raster: op.Raster = field(init=False)
-    loss: torch.Tensor = field(init=False)
-    cost: Callable[[], torch.Tensor] = field(init=False)
 
 
 @dataclass(frozen=True)
@@ -346,7 +321,7 @@ class GaussianLevel(Strategy):
             share.bins = list_tiles(
                 self.ctx.kernels,
                 share.splats,
-                share.passage.instances if room is None else room.instances[self.comm.rank],
+                share.passage.instances if room is None else room.instances_at(self.comm.rank),
                 share.overflow,
                 share.camera,
                 share.tiles,
@@ -411,16 +386,32 @@ class GaussianLevel(Strategy):
         return self.images.region(share.view, whole, self.device), self.images.mask(share.view, whole, self.device)
 
     def _update(self, shares: Sequence[Share], images_seen: int) -> None:
-        """Move this rank's Gaussians by the gradients of its splats of every view. images_seen: with this step's."""
-        clock = self.ctx.clock
+        """Move this rank's Gaussians by the gradients of its splats of every view. images_seen: with this step's.
+
+        Where kernels move rows at once, those of splats that went to no other rank move while gradients cross.
+        """
+        clock, own_first = self.ctx.clock, self.exchange.sums_own_first and self.optimizer.moves_own_first
+        if own_first:
+            for share in shares:
+                with clock("exchange_backward"):
+                    partial = share.passage.collect_own()
+                self._add(share, partial)
+            with clock("optimize"):
+                self.optimizer.step_own(self.gaussians, images_seen)
         for share in shares:
             with clock("exchange_backward"):
                 partial = share.passage.collect()
-            with clock("project_backward"):
-                splats, camera, degree = share.passage.splats, share.camera, share.degree
-                self.optimizer.add_splats(self.gaussians, splats, camera, degree, partial, share.work)
+            if not own_first:
+                self._add(share, partial)
         with clock("optimize"):
             self.optimizer.step(self.gaussians, images_seen)
+
+    def _add(self, share: Share, partial: torch.Tensor) -> None:
+        """Tell the optimizer of a view's gradients, [V, GRADIENT]."""
+        splats, camera, degree = share.passage.splats, share.camera, share.degree
+        ranks, others = share.passage.ranks_of_splats
+        with self.ctx.clock("project_backward"):
+            self.optimizer.add_splats(self.gaussians, splats, camera, degree, partial, share.work, ranks, others)
 
     def _redistribute(self) -> None:
         """Move Gaussians to new owners when due."""

@@ -11,7 +11,7 @@ from itertools import chain
 
 import torch
 
-from cuda_src.exchange import OWN_SPLATS, SENT_INSTANCES, SENT_RECORDS
+from cuda_src.exchange import OWN_SPLATS, SENT_INSTANCES, SENT_RECORDS, RankRooms
 from strategies.distribution.regions import Regions
 from strategies.training.rooms import fits, with_margin
 
@@ -22,12 +22,18 @@ _FLAG_ROW = 1
 
 @dataclass(frozen=True)
 class PassageRoom:
-    """Of one view. records: rows from each source to each destination, the flag's included. splats, instances: by rank,
-    what its own Gaussians may have, and what its tiles may."""
+    """Of one view. records: rows from each source to each destination, the flag's included. instances: of those records
+    among the destination's tiles. splats: by rank, that its own Gaussians may have.
+
+    Whether any is too small is known where the records come from, and so on every rank once they have crossed."""
 
     records: tuple[tuple[int, ...], ...]
     splats: tuple[int, ...]
-    instances: tuple[int, ...]
+    instances: tuple[tuple[int, ...], ...]
+
+    def of(self, rank: int) -> RankRooms:
+        """For what the rank sends."""
+        return RankRooms(self.records[rank], self.instances[rank])
 
     def to(self, rank: int) -> list[int]:
         """Rows that the rank sends each other."""
@@ -36,6 +42,10 @@ class PassageRoom:
     def into(self, rank: int) -> list[int]:
         """Rows that each other sends the rank."""
         return [row[rank] for row in self.records]
+
+    def instances_at(self, rank: int) -> int:
+        """Of all records among the rank's tiles."""
+        return sum(row[rank] for row in self.instances)
 
     def holds(self, counts: torch.Tensor) -> bool:
         """Whether it was large enough on every rank; counts: all ranks' [source, destination, ROUTE_COUNTS]."""
@@ -47,9 +57,9 @@ class PassageRoom:
 
     def _beside(self, counts: torch.Tensor) -> Iterator[tuple[int, int]]:
         """Each of its sizes, and what was needed."""
-        records, splats, instances = _needs(counts)
-        rooms = (*chain.from_iterable(self.records), *self.splats, *self.instances)
-        return zip(rooms, (*chain.from_iterable(records), *splats, *instances), strict=True)
+        rooms = (*chain.from_iterable(self.records), *chain.from_iterable(self.instances), *self.splats)
+        records, instances, splats = _needs(counts)
+        return zip(rooms, (*chain.from_iterable(records), *chain.from_iterable(instances), *splats), strict=True)
 
 
 @dataclass(frozen=True)
@@ -95,17 +105,17 @@ def _room(counts: torch.Tensor, known: PassageRoom | None) -> PassageRoom:
     """Room for those counts: the known one if it fits them."""
     if known is not None and known.fits(counts):
         return known
-    records, splats, instances = _needs(counts)
-    return PassageRoom(
-        tuple(tuple(map(with_margin, row)) for row in records),
-        tuple(map(with_margin, splats)),
-        tuple(map(with_margin, instances)),
-    )
+    records, instances, splats = _needs(counts)
+    return PassageRoom(_with_margins(records), tuple(map(with_margin, splats)), _with_margins(instances))
 
 
-def _needs(counts: torch.Tensor) -> tuple[list[list[int]], list[int], list[int]]:
-    """Rows by source and destination, splats by source, instances by destination."""
+def _with_margins(needs: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(map(with_margin, row)) for row in needs)
+
+
+def _needs(counts: torch.Tensor) -> tuple[list[list[int]], list[list[int]], list[int]]:
+    """Rows and instances by source and destination, splats by source."""
     table = counts.tolist()  # Once: each operator on so few numbers takes as long.
     records = [[of_pair[SENT_RECORDS] + _FLAG_ROW for of_pair in of_source] for of_source in table]
-    instances = [sum(of_source[rank][SENT_INSTANCES] for of_source in table) for rank in range(len(table))]
-    return records, [of_source[0][OWN_SPLATS] for of_source in table], instances
+    instances = [[of_pair[SENT_INSTANCES] for of_pair in of_source] for of_source in table]
+    return records, instances, [of_source[0][OWN_SPLATS] for of_source in table]

@@ -8,9 +8,10 @@ from strategies.base import Context, ExchangeTrial, GaussianSource, ImageSource
 from strategies.distribution.balance import Balance
 from strategies.distribution.exchange_trials import trials_of
 from strategies.distribution.gaussian_exchange import GaussianExchange
-from strategies.distribution.gaussian_level import GaussianLevel, Share
+from strategies.distribution.gaussian_level import GaussianLevel
 from strategies.distribution.halo import Halo
 from strategies.distribution.placed_regions import PlacedRegions
+from strategies.distribution.share import Share
 from strategies.grendel.info import GrendelOptions
 from strategies.info import Options
 from strategies.training.late_steps import Plan

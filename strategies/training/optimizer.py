@@ -7,7 +7,15 @@ import torch
 from cuda_src.bounds import widen_groups
 from cuda_src.camera import Camera
 from cuda_src.layout import PARAMETERS
-from cuda_src.operators import KernelSet, Seen, Splats, adam_rows, project_backward, project_backward_adam
+from cuda_src.operators import (
+    KernelSet,
+    Part,
+    Seen,
+    Splats,
+    adam_rows,
+    project_backward,
+    project_backward_adam,
+)
 from cuda_src.workspace import Workspace
 from strategies.gaussians import Gaussians
 from strategies.training.config import Training
@@ -40,6 +48,7 @@ class RowAdam:
         # Kernels that move rows at once know only of whole tables.
         self._at_once = kernels.moves_at_once and (all_rows is None or training.optimizer != "dense")
         self._seen: list[Seen] = []
+        self._part: Part = "all"
         self._degree = 0
         self._rows: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
@@ -49,46 +58,53 @@ class RowAdam:
         self._rows.append(rows)
         self._gradients.append(gradients)
 
+    @property
+    def moves_own_first(self) -> bool:
+        """Whether `step_own` can be asked for before a step's gradients are all there."""
+        return self._at_once
+
     def add_splats(
-        self, gaussians: Gaussians, splats: Splats, camera: Camera, degree: int, partial: torch.Tensor, work: Workspace
+        self,
+        gaussians: Gaussians,
+        splats: Splats,
+        camera: Camera,
+        degree: int,
+        partial: torch.Tensor,
+        work: Workspace,
+        ranks: torch.Tensor | None = None,
+        others: int = 0,
     ) -> None:
         """One view's gradients by splat, [V, GRADIENT]: carried back to the parameters now, or in `step` itself.
 
-        Splats and gradients are kept by reference until then. degree: the same for all views of a step.
+        Splats and gradients are kept by reference until then. degree: the same for all views of a step. ranks, others:
+        as of `Seen`, for `step_own`.
         """
         if self._at_once:
-            self._seen.append(Seen(splats, camera, partial))
+            self._seen.append(Seen(splats, camera, partial, ranks, others))
             self._degree = degree
             return
         gradients = project_backward(self._kernels, gaussians.parameters, splats, camera, degree, partial, work)
         self.add(splats.rows, gradients)
+
+    def step_own(self, gaussians: Gaussians, images_seen: int) -> None:
+        """Move those of the Gaussians that no other rank has a share of; `step` follows once its share is there."""
+        self._move_at_once(gaussians, images_seen, "own")
+        self._part = "rest"
 
     def step(self, gaussians: Gaussians, images_seen: int) -> None:
         """Move the Gaussians; images_seen: by the job, this step's images included.
 
         ValueError for a step whose views were given by splat and by row.
         """
-        training = self._training
-        rules = training.beta1, training.beta2, training.epsilon
-        rates = column_rates(training, self._extent, images_seen)
         if self._seen:
             if self._rows:
                 raise ValueError("the views of a step are given by splat or by row, not both")
-            project_backward_adam(
-                self._kernels,
-                *gaussians.tables,
-                self._seen,
-                self._degree,
-                self._workspace,
-                rates,
-                images_seen,
-                *rules,
-                rows=training.optimizer,
-                batch_rule=training.batch_rule,
-                bounds=gaussians.bounds(self._kernels),
-            )
-            self._seen = []
+            self._move_at_once(gaussians, images_seen, self._part)
+            self._seen, self._part = [], "all"
             return
+        training = self._training
+        rules = training.beta1, training.beta2, training.epsilon
+        rates = column_rates(training, self._extent, images_seen)
         rows, gradients, views = self._merged(gaussians.count)
         batch = len(self._rows)
         if training.batch_rule == "batch":
@@ -102,6 +118,25 @@ class RowAdam:
         adam_rows(self._kernels, *gaussians.tables, rows, gradients, views, rates, images_seen, *rules)
         if bounds is not None:
             widen_groups(self._kernels, gaussians.parameters, rows, bounds)
+
+    def _move_at_once(self, gaussians: Gaussians, images_seen: int, part: Part) -> None:
+        training = self._training
+        project_backward_adam(
+            self._kernels,
+            *gaussians.tables,
+            self._seen,
+            self._degree,
+            self._workspace,
+            column_rates(training, self._extent, images_seen),
+            images_seen,
+            training.beta1,
+            training.beta2,
+            training.epsilon,
+            rows=training.optimizer,
+            batch_rule=training.batch_rule,
+            bounds=gaussians.bounds(self._kernels),
+            part=part,
+        )
 
     def _merged(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Distinct rows, their summed gradients and the number of views each averages over."""

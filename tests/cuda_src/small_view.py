@@ -192,6 +192,8 @@ def exchange_round(count: int, spare: int | None) -> None:
         arrived = torch.cat([wire[rank] for wire in wires])
         sizes = [len(wire[rank]) for wire in wires]
         hole, work = ex.Hole(sum(sizes[:rank]), sizes[rank]), Workspace(device)
+        if spare is not None:
+            ex.take_flags(kernels, arrived, sizes, rank, own[rank].overflow)
         records = ex.take_records(kernels, work, "arrived", len(arrived))
         ids = work.take("ids", (len(arrived),), torch.int64)
         ex.unpack_records(kernels, arrived, hole, records, ids)
@@ -202,13 +204,12 @@ def exchange_round(count: int, spare: int | None) -> None:
         gradients = op.raster_backward(kernels, drawn, bins, raster, camera, raster.colour, work)
         rows = torch.zeros(len(arrived), ex.SENT_GRADIENTS, device=device)
         ex.pack_gradients(kernels, gradients, hole, rows, zeros)
-        if spare is not None:
-            ex.flag_gradients(kernels, own[rank].overflow, sizes, rank, rows)
         returned.append((rows.split(sizes), gradients, hole))
     for rank in (0, 1):
         back = torch.cat([rows[rank] for rows, _, _ in returned])
         total = torch.zeros(own[rank].count, layout.GRADIENT_STRIDE, device=device)[:, : layout.GRADIENT]
-        ex.sum_gradients(kernels, routings[rank], back, rank, *returned[rank][1:], total, zeros)
+        for part in ("own", "rest"):
+            ex.sum_gradients(kernels, routings[rank], back, rank, *returned[rank][1:], total, zeros, part)
         assert torch.isfinite(total).all()
         assert total.any()
     print(f"{count} Gaussians a rank, spare {spare}: {[rows_to(routing) for routing in routings]} rows")
@@ -225,7 +226,8 @@ def routed(
     routing = ex.route_splats(kernels, splats, camera, owners, 2, work)
     if spare is None:
         return splats, routing
-    rooms = [max(1, records + 1 + spare) for records in routing.counts[:, ex.SENT_RECORDS].tolist()]
+    rows = tuple(max(1, records + 1 + spare) for records in routing.counts[:, ex.SENT_RECORDS].tolist())
+    rooms = ex.RankRooms(rows, tuple(routing.counts[:, ex.SENT_INSTANCES].tolist()))
     room, work = op.Room(splats.count + 40, 0, torch.zeros(1, dtype=torch.int32, device=device)), Workspace(device)
     splats = op.project(kernels, parameters, ids, camera, 3, work, room)
     return splats, ex.route_splats(kernels, splats, camera, owners, 2, work, rooms=rooms)

@@ -1,4 +1,4 @@
-"""Exchange with rooms: as many rows as were agreed upon, whatever the records; a flag comes back with gradients."""
+"""Exchange with rooms: as many rows as were agreed upon, whatever the records; a flag goes along with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cuda_src import exchange as ex
 from cuda_src import operators as op
-from cuda_src.exchange import Hole, Routing
+from cuda_src.exchange import Hole, RankRooms, Routing
 from cuda_src.layout import GRADIENT, GRADIENT_STRIDE, RECORD, RECORD_DEPTH
 from cuda_src.operators import KernelSet, Room, Splats
 from cuda_src.workspace import Workspace
@@ -40,6 +40,7 @@ def test_every_room_holds_its_records_and_beyond_them_no_splat(count, ranks, spa
     splats, routing = bound_for(count, ranks, spare, seed)
     rank = seed % ranks
     wire = torch.full((sum(routing.rooms), 13), 0.5)
+    flag = routing.overflow.fill_(seed % 2)
     ex.pack_records(REFERENCE, splats, routing, rank, wire)
     for destination, part in enumerate(wire.split(routing.rooms)):
         rows = routing.splats_to(destination)[: len(part) - 1]
@@ -48,6 +49,7 @@ def test_every_room_holds_its_records_and_beyond_them_no_splat(count, ranks, spa
             continue
         assert torch.equal(part[: len(rows), :RECORD], splats.records[rows])
         assert part[len(rows) :, RECORD_DEPTH].isnan().all()
+        assert part[-1, 0] == flag
     hole = Hole(2, routing.rooms[rank])
     records, ids = torch.full((hole.count + 4, RECORD), 0.5), torch.zeros(hole.count + 4, dtype=torch.int64)
     ex.keep_records(REFERENCE, splats, routing, rank, hole, records, ids)
@@ -60,8 +62,8 @@ def test_every_room_holds_its_records_and_beyond_them_no_splat(count, ranks, spa
 
 
 @settings(max_examples=25, deadline=None)
-@given(count=st.integers(0, 40), ranks=st.integers(2, 5), flagged=st.integers(-1, 4), seed=st.integers(0, 999))
-def test_sums_are_those_without_rooms_and_any_rank_s_flag_sets_the_own_one(count, ranks, flagged, seed):
+@given(count=st.integers(0, 40), ranks=st.integers(2, 5), seed=st.integers(0, 999))
+def test_sums_are_those_without_rooms_in_one_part_or_in_two(count, ranks, seed):
     _, routing = bound_for(count, ranks, 3, seed)
     rank = seed % ranks
     generator = torch.Generator().manual_seed(seed)
@@ -69,10 +71,6 @@ def test_sums_are_those_without_rooms_and_any_rank_s_flag_sets_the_own_one(count
     gradients = torch.zeros(routing.rooms[rank], GRADIENT)
     gradients[: len(parts[rank]), : ex.SENT_GRADIENTS] = parts[rank]
     returned = torch.cat([torch.cat([part, torch.zeros(4, ex.SENT_GRADIENTS)]) for part in parts])
-    for source in range(ranks):
-        mine = returned.split(routing.rooms)[source]
-        sets = torch.tensor([int(source == flagged)], dtype=torch.int32)
-        ex.flag_gradients(REFERENCE, sets, [len(mine)], -1, mine)
     zeros, hole = torch.zeros(1, dtype=torch.int64), Hole(0, len(gradients))
     out, expected = torch.empty(count, GRADIENT), torch.empty(count, GRADIENT)
     ex.sum_gradients(REFERENCE, routing, returned, rank, gradients, hole, out, zeros)
@@ -80,16 +78,42 @@ def test_sums_are_those_without_rooms_and_any_rank_s_flag_sets_the_own_one(count
         REFERENCE, replace(routing, rooms=None), torch.cat(parts), rank, gradients, hole, expected, zeros.clone()
     )
     assert torch.equal(out, expected)
-    assert int(routing.overflow) == int(flagged not in (-1, rank) and flagged < ranks)
+    in_parts, counted = torch.full((count, GRADIENT), 0.5), torch.zeros(1, dtype=torch.int64)
+    elsewhere = (routing.masks & routing.others_of(rank)) != 0
+    ex.sum_gradients(REFERENCE, routing, None, rank, gradients, hole, in_parts, counted, "own")
+    assert torch.equal(in_parts[~elsewhere], expected[~elsewhere])
+    assert (in_parts[elsewhere] == 0.5).all()
+    ex.sum_gradients(REFERENCE, routing, returned, rank, gradients, hole, in_parts, counted, "rest")
+    assert torch.equal(in_parts, expected)
+    assert torch.equal(counted, zeros)
 
 
-def test_a_flag_is_written_for_every_other_rank_and_nothing_else_is(parity):
-    rows = torch.full((9, ex.SENT_GRADIENTS), 0.5)
-    for flag in (0, 1):
-        ex.flag_gradients(REFERENCE, torch.tensor([flag], dtype=torch.int32), (2, 4, 3), 1, rows)
-        assert rows[[1, 8], 0].tolist() == [flag, flag]
-        rows[[1, 8], 0] = 0.5
-        assert (rows == 0.5).all()
+def test_a_part_of_the_sums_wants_the_gradients_that_it_is_made_of():
+    _, routing = bound_for(4, 2, 0, 1)
+    out, zeros, some = torch.empty(4, GRADIENT), torch.zeros(1, dtype=torch.int64), torch.zeros(9, GRADIENT)
+    with pytest.raises(ValueError, match="part 'own' of the splats: expected own gradients"):
+        ex.sum_gradients(REFERENCE, routing, some, 0, None, Hole(), out, zeros, "own")
+    with pytest.raises(ValueError, match="part 'rest' of the splats: expected returned gradients"):
+        ex.sum_gradients(REFERENCE, routing, None, 0, some, Hole(), out, zeros, "rest")
+
+
+@pytest.mark.parametrize("flagged", [None, 0, 1, 2])
+def test_the_flag_of_any_other_rank_sets_the_own_one(flagged):
+    rows, overflow = torch.zeros(9, 13), torch.zeros(1, dtype=torch.int32)
+    rows[:, 0] = 0.5  # Of records, and of the rank's own rows, which never came.
+    rows[[1, 8], 0] = 0
+    if flagged is not None:
+        rows[[1, 5, 8][flagged], 0] = 1
+    ex.take_flags(REFERENCE, rows, (2, 4, 3), 1, overflow)
+    assert int(overflow) == int(flagged in (0, 2))
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 64])
+def test_others_are_all_ranks_but_one(ranks):
+    masks = torch.ones(ranks, dtype=torch.int64) << torch.arange(ranks)
+    routing = Routing(masks, torch.zeros(ranks, ex.ROUTE_COUNTS, dtype=torch.int64))
+    for rank in range(ranks):
+        assert ((masks & routing.others_of(rank)) != 0).tolist() == [rank != other for other in range(ranks)]
 
 
 def test_rooms_want_splats_with_a_room(parity):
@@ -97,7 +121,20 @@ def test_rooms_want_splats_with_a_room(parity):
     splats = op.project(REFERENCE, view.parameters, view.ids, view.camera, 3, Workspace())
     owners = torch.zeros(view.camera.tiles, dtype=torch.int32)
     with pytest.raises(ValueError, match="expected splats with a room, and a row or more for each of 2 ranks"):
-        ex.route_splats(REFERENCE, splats, view.camera, owners, 2, Workspace(), rooms=(5, 5))
+        ex.route_splats(REFERENCE, splats, view.camera, owners, 2, Workspace(), rooms=RankRooms((5, 5), (9, 9)))
+
+
+@pytest.mark.parametrize(("rows", "instances"), [(0, 0), (-1, 0), (0, -1)])
+def test_a_rank_that_is_sent_too_much_sets_the_overflow(parity, rows, instances):
+    view = parity.view(1)
+    splats = op.project(REFERENCE, view.parameters, view.ids, view.camera, 3, Workspace())
+    owners = torch.arange(view.camera.tiles, dtype=torch.int32) % 2
+    counts = ex.route_splats(REFERENCE, splats, view.camera, owners, 2, Workspace()).counts
+    (most, also), (many, more) = counts[:, ex.SENT_RECORDS].tolist(), counts[:, ex.SENT_INSTANCES].tolist()
+    splats = replace(splats, live=torch.tensor([splats.count, 0]), overflow=torch.zeros(1, dtype=torch.int32))
+    rooms = RankRooms((most + 1, also + 1 + rows), (many, more + instances))
+    ex.route_splats(REFERENCE, splats, view.camera, owners, 2, Workspace(), rooms=rooms)
+    assert int(splats.overflow) == int((rows, instances) != (0, 0))
 
 
 def bits(real: torch.Tensor) -> torch.Tensor:
@@ -114,8 +151,8 @@ def compiled() -> KernelSet:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-@pytest.mark.parametrize("spare", [-40, -1, 0, 1, 3000])
-def test_compiled_rooms_are_the_definition(parity, compiled, ranks, spare):
+@pytest.mark.parametrize(("spare", "more"), [(-40, 0), (-1, 7), (0, 0), (0, -1), (1, 5), (3000, 3000)])
+def test_compiled_rooms_are_the_definition(parity, compiled, ranks, spare, more):
     device = compiled.device
     view = parity.view(8, gaussians=3000, width=200, height=150)
     rows, ids = view.parameters.to(device), view.ids.to(device)
@@ -125,12 +162,12 @@ def test_compiled_rooms_are_the_definition(parity, compiled, ranks, spare):
     exact = op.project(compiled, rows, ids, view.camera, 3, Workspace(device))
     counted = ex.route_splats(compiled, exact, view.camera, owners.to(device), ranks, Workspace(device)).counts
     rooms = tuple(max(1, n + 1 + spare) for n in counted[:, ex.SENT_RECORDS].tolist())
+    of_ranks = RankRooms(rooms, tuple(n + more for n in counted[:, ex.SENT_INSTANCES].tolist()))
     overflow, work = torch.zeros(1, dtype=torch.int32, device=device), Workspace(device)
     splats = op.project(compiled, rows, ids, view.camera, 3, work, Room(exact.count + 300, 0, overflow))
-    ours = ex.route_splats(compiled, splats, view.camera, owners.to(device), ranks, work, rooms=rooms)
+    ours = ex.route_splats(compiled, splats, view.camera, owners.to(device), ranks, work, rooms=of_ranks)
     assert torch.equal(ours.counts, counted)
-    assert int(overflow) == int(spare < 0)
-    overflow.zero_()
+    assert int(overflow) == int(spare < 0 or more < 0)
     there = Splats(splats.rows.cpu(), splats.ids.cpu(), splats.records.cpu(), splats.live.cpu(), overflow.cpu())
     theirs = Routing(ours.masks.cpu(), ours.counts.cpu(), None, rooms, there.overflow)
     rank = ranks - 1
@@ -142,6 +179,12 @@ def test_compiled_rooms_are_the_definition(parity, compiled, ranks, spare):
         drawn = expected[:, RECORD_DEPTH] == expected[:, RECORD_DEPTH]
         assert torch.equal(wire[:, RECORD_DEPTH].isnan().cpu(), ~drawn)
         assert torch.equal(bits(wire.cpu()[drawn]), bits(expected[drawn]))
+        ends = torch.tensor(rooms).cumsum(0)[:-1] - 1  # The last rank's own rows are not written.
+        assert torch.equal(wire[ends, 0].cpu(), expected[ends, 0])
+        for reader in range(ranks):
+            told = torch.zeros(1, dtype=torch.int32, device=device)
+            ex.take_flags(compiled, wire, rooms, reader, told)
+            assert int(told) == int(overflow) * int(reader > 0 or ranks > 2)
     records = ex.take_records(compiled, Workspace(device), "arrived", count).zero_()
     kept, numbers = torch.zeros(count, RECORD), torch.zeros(count, dtype=torch.int64)
     ours_ids = numbers.to(device)
@@ -155,19 +198,19 @@ def test_compiled_rooms_are_the_definition(parity, compiled, ranks, spare):
     returned = torch.randn(count, ex.SENT_GRADIENTS, generator=torch.Generator().manual_seed(1))
     gradients = torch.randn(count, GRADIENT, generator=torch.Generator().manual_seed(2))
     padded = torch.zeros((count, GRADIENT_STRIDE), device=device)[:, :GRADIENT].copy_(gradients)
-    for flag in (0, 1):
-        own = torch.tensor([flag], dtype=torch.int32)
-        rows_there = returned.to(device)
-        ex.flag_gradients(compiled, own.to(device), rooms, rank, rows_there)
-        expected = returned.clone()
-        ex.flag_gradients(REFERENCE, own, rooms, rank, expected)
-        assert torch.equal(rows_there.cpu(), expected)
-        total = torch.empty((splats.count, GRADIENT_STRIDE), device=device)[:, :GRADIENT]
-        zeros, by_definition = torch.zeros(1, dtype=torch.int64, device=device), torch.empty(splats.count, GRADIENT)
-        overflow.zero_()
-        ex.sum_gradients(compiled, ours, rows_there, rank, padded, hole, total, zeros)
-        ex.sum_gradients(REFERENCE, theirs, expected, rank, gradients, hole, by_definition, zeros.cpu())
-        live = slice(0, exact.count)
-        # A row that lies beyond its room was never sent; the definition and the kernel leave out the same ones.
-        assert torch.equal(total[live].cpu(), by_definition[live])
-        assert int(overflow) == int(flag and ranks > 1)
+    total = torch.empty((splats.count, GRADIENT_STRIDE), device=device)[:, :GRADIENT]
+    zeros, by_definition = torch.zeros(1, dtype=torch.int64, device=device), torch.empty(splats.count, GRADIENT)
+    ex.sum_gradients(compiled, ours, returned.to(device), rank, padded, hole, total, zeros)
+    ex.sum_gradients(REFERENCE, theirs, returned, rank, gradients, hole, by_definition, zeros.cpu())
+    live = slice(0, exact.count)
+    # A row that lies beyond its room was never sent; the definition and the kernel leave out the same ones.
+    assert torch.equal(total[live].cpu(), by_definition[live])
+    total.fill_(0.5)
+    counted_in_parts = torch.zeros_like(zeros)
+    ex.sum_gradients(compiled, ours, None, rank, padded, hole, total, counted_in_parts, "own")
+    elsewhere = (ours.masks & ours.others_of(rank)) != 0
+    assert (total[elsewhere] == 0.5).all()
+    assert torch.equal(total[live][~elsewhere[live]].cpu(), by_definition[live][~elsewhere[live].cpu()])
+    ex.sum_gradients(compiled, ours, returned.to(device), rank, padded, hole, total, counted_in_parts, "rest")
+    assert torch.equal(total[live].cpu(), by_definition[live])
+    assert torch.equal(counted_in_parts, zeros)

@@ -181,6 +181,38 @@ def test_views_that_have_no_row_in_common_and_one_that_sees_nothing(parity, kern
     assert_moves_agree(parity, kernels, model, views, rows=rows)
 
 
+@pytest.mark.parametrize("rows", ["visible", "touched", "dense"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_no_other_rank_has_a_share_of_moves_first_and_the_rest_as_it_would_have(
+    parity, kernels, device, batch, rows
+):
+    view = parity.view(5, gaussians=901)
+    model = Model.of(view, device)
+    generator, views = torch.Generator().manual_seed(4), []
+    for i in range(batch):
+        seen = seen_by(kernels, model, turned(view.camera, 8.0 * i, 0.1 * i), 3, i)
+        # Bits of three ranks, of which this is the second: neighbours mostly go to the same.
+        there = torch.rand(-(-len(model.ids) // 64), generator=generator) < 0.4
+        elsewhere = there.to(device)[seen.splats.rows // 64]
+        views.append(replace(seen, ranks=torch.where(elsewhere, 0b111, 0b010), others=~0b010))
+    waits = torch.zeros(-(-len(model.ids) // 32), dtype=torch.bool, device=device)
+    for seen in views:
+        waits[seen.splats.rows[(seen.ranks & seen.others) != 0] // 32] = True
+    waits = waits.repeat_interleave(32)[: len(model.ids)]
+    whole, parts, work = model.tables(), model.tables(), Workspace(device)
+    given = views, 3, work, model.rates, IMAGES_SEEN
+    op.project_backward_adam(kernels, *whole, *given, rows=rows)
+    op.project_backward_adam(kernels, *parts, *given, rows=rows, part="own")
+    for table, all_moved, before in zip(parts, whole, model.tables(), strict=True):
+        assert torch.equal(table[waits], before[waits])
+        assert torch.equal(table[~waits], all_moved[~waits])
+        assert not torch.equal(table, before)
+        assert not torch.equal(table, all_moved)
+    op.project_backward_adam(kernels, *parts, *given, rows=rows, part="rest")
+    for table, all_moved in zip(parts, whole, strict=True):
+        assert torch.equal(table, all_moved)
+
+
 @pytest.mark.parametrize("rows", ["visible", "touched"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_step_that_sees_nothing_moves_nothing(parity, kernels, device, batch, rows):

@@ -11,7 +11,7 @@ from cuda_src import layout
 from cuda_src import operators as op
 from cuda_src.compiled import bindings
 from cuda_src.compiled.bindings import REPLAYED_FROM
-from cuda_src.exchange import pack_records, route_splats, wire_width
+from cuda_src.exchange import RankRooms, pack_records, route_splats, wire_width
 from cuda_src.operators import KernelSet, Room
 from cuda_src.workspace import Workspace
 
@@ -136,7 +136,7 @@ def test_routes_of_a_room_are_replayed_for_gaussians_that_moved(parity, kernels,
 
     def routed(work: Workspace) -> list[torch.Tensor]:
         splats = op.project(kernels, rows, ids, camera, 3, work, room)
-        routing = route_splats(kernels, splats, camera, owners, 2, work, rooms=(3001, 3001))
+        routing = route_splats(kernels, splats, camera, owners, 2, work, rooms=RankRooms((3001, 3001), (9000, 9000)))
         wire = torch.zeros(6002, wire_width(kernels.dtype), device=device)
         pack_records(kernels, splats, routing, 0, wire)
         there = wire[:, layout.RECORD_DEPTH] > 0

@@ -178,7 +178,7 @@ class WithRooms:
 
     def project_backward_adam(
         self, kernels, parameters, moment1, moment2, views, sh_degree, workspace, rates, images_seen, beta1, beta2,
-        epsilon, rows, batch_rule, bounds,
+        epsilon, rows, batch_rule, bounds, part,
     ) -> None:  # fmt: skip
         """Of the visible rows, averaged over the views that see them."""
         assert (rows, batch_rule, bounds) == ("visible", "rows", None)
@@ -186,14 +186,19 @@ class WithRooms:
             return
         summed = torch.zeros_like(parameters)
         times = torch.zeros(len(parameters), dtype=torch.int32)
+        waits = torch.zeros(len(parameters), dtype=torch.bool)
         for seen in views:
             live = self.live(seen.splats)
+            if seen.ranks is not None:
+                waits[live.rows[(seen.ranks[: live.count] & seen.others) != 0]] = True
             gradients = seen.gradients[: live.count].contiguous()
             summed[live.rows] += portable.project_backward(
                 kernels, parameters, live, seen.camera, sh_degree, gradients, workspace
             )
             times[live.rows] += 1
         moved = times.nonzero()[:, 0]
+        if part != "all":
+            moved = moved[waits[moved] == (part == "rest")]
         portable.adam_rows(
             kernels, parameters, moment1, moment2, moved, summed[moved], times[moved], rates.float(), images_seen,
             beta1, beta2, epsilon,

@@ -161,10 +161,25 @@ def test_kernels_that_move_rows_at_once_are_given_all_views_of_a_step(at_once, r
         assert [(seen.splats, seen.gradients) for seen in step["views"]] == views
         assert all(seen.camera is CAMERA for seen in step["views"])
         assert (step["degree"], step["images_seen"]) == (number, 2 * number + 2)
-        assert step["rules"] == (0.8, 0.999, 1e-15, rows, batch_rule, None)
+        assert step["rules"] == (0.8, 0.999, 1e-15, rows, batch_rule, None, "all")
         assert all(one is other for one, other in zip(step["tables"], model.tables, strict=True))
         assert torch.equal(step["rates"], column_rates(Training(), 1.0, 2 * number + 2))
     assert len(at_once.steps) == 3
+
+
+def test_a_step_in_two_parts_is_given_the_same_views_twice_and_the_next_one_is_whole(at_once):
+    rule, model = moving(), gaussians(6)
+    partial, ranks = torch.zeros(1, layout.GRADIENT), torch.tensor([3])
+    rule.add_splats(model, splats([1]), CAMERA, 3, partial, Workspace(), ranks, ~1)
+    rule.step_own(model, 1)
+    rule.step(model, 1)
+    rule.add_splats(model, splats([2]), CAMERA, 3, partial, Workspace())
+    rule.step(model, 2)
+    assert [step["rules"][-1] for step in at_once.steps] == ["own", "rest", "all"]
+    first, second, whole = (step["views"] for step in at_once.steps)
+    assert first == second
+    assert [(seen.ranks, seen.others) for seen in first] == [(ranks, ~1)]
+    assert [(seen.ranks, seen.others) for seen in whole] == [(None, 0)]
 
 
 def test_a_step_is_given_by_splat_or_by_row(at_once):

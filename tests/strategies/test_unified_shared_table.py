@@ -48,8 +48,9 @@ def shared_tables(monkeypatch):
 
     def move(kernels, *given):
         """Rows that a view sees, whatever else the tables hold."""
-        *tables, views, degree, work, rates, images, beta1, beta2, epsilon, rows, _, bounds = given
+        *tables, views, degree, work, rates, images, beta1, beta2, epsilon, rows, _, bounds, part = given
         assert rows != "dense", "this operator would move rows of other places"
+        assert part == "all"
         every = torch.unique(torch.cat([seen.splats.rows for seen in views]))
         total = torch.zeros((len(every), PARAMETERS), dtype=torch.float64)
         seen_by = torch.zeros(len(every), dtype=torch.int32)

@@ -1,0 +1,40 @@
+"""What a rank does of one view of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from cuda_src import operators as op
+from cuda_src.camera import Camera
+from cuda_src.workspace import Workspace
+from strategies.distribution.gaussian_exchange import Passage
+from strategies.distribution.passage_rooms import PassageRoom
+
+
+@dataclass
+class Share:
+    """A rank's share of one view of a batch, and what has been made of it so far.
+
+    view: its number, None for one without. degree: of the harmonics. tiles: this rank's, [k] int32, and owners: the
+    rank of every tile, [tiles] int32, on the device. limit: greatest depth of each tile. room: of its passage; None
+    where the host reads counts. overflow: its flag. splats: that arrived. loss, 0-d, and cost, [k]: of its tiles.
+    """
+
+    view: int | None
+    camera: Camera
+    degree: int
+    tiles: torch.Tensor
+    owners: torch.Tensor
+    limit: torch.Tensor | None
+    work: Workspace
+    room: PassageRoom | None
+    overflow: torch.Tensor
+    passage: Passage = field(init=False)
+    splats: op.Splats = field(init=False)
+    bins: op.Bins = field(init=False)
+    raster: op.Raster = field(init=False)
+    loss: torch.Tensor = field(init=False)
+    cost: Callable[[], torch.Tensor] = field(init=False)
