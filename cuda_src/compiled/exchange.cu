@@ -182,17 +182,20 @@ __global__ void __launch_bounds__(THREADS) blank_rooms(Routes routes, int own_ra
 
 // What came from other ranks in rows that lie further apart than records.
 __global__ void __launch_bounds__(THREADS) unpack_wire(const uint4* __restrict__ wire, int row_parts, int64_t others,
-                                                       Hole hole, uint4* records) {
+                                                       Hole hole, uint4* __restrict__ records) {
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t base = static_cast<int64_t>(blockIdx.x) * THREADS; base < others; base += step) {
         int parts = static_cast<int>(min(others - base, static_cast<int64_t>(THREADS))) * PARTS;
+        uint4 value[PARTS];
 #pragma unroll
         for (int j = 0; j < PARTS; ++j) {
-            int i = threadIdx.x + j * THREADS, n = i / PARTS, part = i - n * PARTS;
-            if (i < parts) {
-                int64_t row = hole.row(base + n);
-                records[row * PARTS + part] = wire[row * row_parts + part];
-            }
+            int i = threadIdx.x + j * THREADS, n = i / PARTS;
+            if (i < parts) value[j] = wire[hole.row(base + n) * row_parts + i - n * PARTS];
+        }
+#pragma unroll
+        for (int j = 0; j < PARTS; ++j) {
+            int i = threadIdx.x + j * THREADS, n = i / PARTS;
+            if (i < parts) records[hole.row(base + n) * PARTS + i - n * PARTS] = value[j];
         }
     }
 }
