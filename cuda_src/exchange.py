@@ -3,6 +3,10 @@
 A view's records travel by destination, and to one destination in the order of the splats; they arrive by source. A
 rank's records for itself never enter the buffer: their places in it are left as they are (the `hole`).
 
+A record takes its id along, behind its columns. With compiled kernels that is the word which they leave free of the
+three times 16 bytes that they read, so that a row on the wire is a record in its place: nothing need be unpacked, and
+no other table of ids be made. Other back ends send all 64 bits and unpack them.
+
 Where all ranks know rooms for a view, so many rows go from each to each, however many records there are, and no host
 need know. What records leave of a room holds splats without a depth, which have no tile; its last row is never one of
 theirs: it holds the sender's overflow flag, by which all ranks know of any room that is too small.
@@ -17,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from cuda_src.camera import Camera
-from cuda_src.layout import GRADIENT, RECORD, RECORD_STRIDE
+from cuda_src.layout import GRADIENT, RECORD, RECORD_ID, RECORD_STRIDE
 from cuda_src.operators import KernelSet, Part, Splats
 from cuda_src.packing import id_words
 from cuda_src.workspace import Workspace
@@ -26,6 +30,8 @@ MOST_RANKS = 64
 """A splat's ranks are the bits of an int64."""
 SENT_GRADIENTS = 9
 """Columns of a splat's gradient that travel back: all but the depth's."""
+MOST_ID = 2**31 - 1
+"""Of a Gaussian whose record compiled kernels take along."""
 
 SENT_RECORDS = 0
 """Columns of `Routing.counts`, for each destination: records that it is sent,"""
@@ -86,15 +92,42 @@ class Hole:
 NO_HOLE = Hole()
 
 
-def wire_width(real: torch.dtype) -> int:
-    """Numbers of a record on the wire: its columns, and an id's 64 bits."""
-    return RECORD + id_words(real)
+def wire_width(kernels: KernelSet) -> int:
+    """Numbers of a record on the wire at least: its columns and its id."""
+    return RECORD_STRIDE if kernels.backend == "compiled" else RECORD + id_words(kernels.dtype)
+
+
+def check_ids(kernels: KernelSet, ids: torch.Tensor) -> None:
+    """ValueError for Gaussians, [N] int64, whose ids the back end's records cannot take along. Read by the host."""
+    if kernels.backend != "compiled" or len(ids) == 0:
+        return
+    for end in torch.aminmax(ids):
+        if not 0 <= end <= MOST_ID:
+            raise ValueError(f"Gaussian id {int(end)}: compiled kernels exchange splats with ids from 0 to {MOST_ID}")
 
 
 def take_records(kernels: KernelSet, workspace: Workspace, name: str, count: int) -> torch.Tensor:
     """Memory for records, [count, RECORD], whose rows lie as the back end's kernels read them."""
     stride = RECORD_STRIDE if kernels.backend == "compiled" else RECORD
     return workspace.take(name, (count, stride), kernels.dtype)[:, :RECORD]
+
+
+def take_arrivals(kernels: KernelSet, workspace: Workspace, name: str, count: int) -> Splats:
+    """Memory for splats that ranks send: rows of no table here, for which their ids stand in.
+
+    With compiled kernels an id is the last word of its record.
+    """
+    records = take_records(kernels, workspace, name, count)
+    if kernels.backend == "compiled":
+        ids = row_words(records).view(torch.int32)[:, RECORD_ID]
+    else:
+        ids = workspace.take(f"{name}.ids", (count,), torch.int64)
+    return Splats(ids, ids, records)
+
+
+def row_words(records: torch.Tensor) -> torch.Tensor:
+    """Records of `take_records` for compiled kernels with the last of their words, [R, RECORD_STRIDE]."""
+    return records.as_strided((len(records), RECORD_STRIDE), (RECORD_STRIDE, 1))
 
 
 def route_splats(
@@ -143,7 +176,8 @@ def pack_records(
     """Records and ids of what goes to other ranks, id's bits behind the record, as far as the rows reach.
 
     Columns behind the id are not written. With rooms the wire has all their rows, and the first column of each room's
-    last one is 1 if the overflow flag is set, else 0.
+    last one is 1 if the overflow flag is set, else 0. Compiled kernels write rows of whole 16-byte words, and ids in 32
+    bits (`check_ids`).
     """
     kernels.called.pack_records(kernels, splats, routing, rank, wire)
 
@@ -165,22 +199,20 @@ def keep_records(
     routing: Routing,
     rank: int,
     hole: Hole,
-    records: torch.Tensor,  # [R, RECORD] real, of `take_records`, written in the hole
-    ids: torch.Tensor,  # [R] int64, written in the hole
+    arrivals: Splats,  # of `take_arrivals`, [R], written in the hole
 ) -> None:
     """What a rank has for itself, put in its place among the records that arrive there."""
-    kernels.called.keep_records(kernels, splats, routing, rank, hole, records, ids)
+    kernels.called.keep_records(kernels, splats, routing, rank, hole, arrivals)
 
 
 def unpack_records(
     kernels: KernelSet,
     wire: torch.Tensor,  # [R, >= wire_width] real, contiguous
     hole: Hole,
-    records: torch.Tensor,  # [R, RECORD] real, of `take_records`, written outside the hole
-    ids: torch.Tensor,  # [R] int64, written outside the hole
+    arrivals: Splats,  # of `take_arrivals`, [R], written outside the hole
 ) -> None:
-    """The reverse of `pack_records`, for what came from other ranks."""
-    kernels.called.unpack_records(kernels, wire, hole, records, ids)
+    """The reverse of `pack_records`, for what came from other ranks and was not received in its place."""
+    kernels.called.unpack_records(kernels, wire, hole, arrivals)
 
 
 def pack_gradients(

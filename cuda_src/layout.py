@@ -42,6 +42,8 @@ RECORD_RADIUS = 10
 RECORD = 11
 RECORD_STRIDE = 12
 """Floats from one record to the next where kernels read them as three 16-byte words."""
+RECORD_ID = 11
+"""The last of these, in records that a rank was sent: the 32 bits of its Gaussian's id."""
 
 GRADIENT = 10
 """A splat's gradient: columns 0-8 as in the record, column 9 the depth's."""

@@ -125,7 +125,8 @@ class Room:
 class Splats:
     """The visible Gaussians of one view, in the order of their rows.
 
-    rows: [V] int64, row of the Gaussian in its storage. ids: [V] int64, stable ids, which break ties of depth.
+    rows: [V] int64, row of the Gaussian in its storage. ids: [V] int64, stable ids, which break ties of depth; int32
+    where they are words of records that ranks have sent (cuda_src/exchange.py).
     records: [V, RECORD] real, columns as in layout.py; rows may lie further apart. live, overflow: None unless the view
     was given a room; then V is the room, live[0] ([2] int64 on the device) says how many rows are in use, more than V
     if the room was too small; live[1] of them are not drawn, since their colour is not finite (record depth NaN): they

@@ -10,7 +10,7 @@
 // The view's splats and what limits their instances, as Python passes them.
 struct Given {
     const float* records;  // RECORD_STRIDE apart
-    const int64_t* ids;
+    const int64_t* ids;    // null: the last word of each record
     int64_t splats;        // room for them
     const int64_t* live;   // how many are in use, and how many of these are not drawn; null: all are
     int* overflow;         // set if the room is too small, by whoever finds it so; null without one
@@ -23,9 +23,13 @@ struct Given {
 // Which id a splat has.
 struct Ids {
     const int64_t *values, *rows;
+    const float* records;
 
-    explicit Ids(const Given& given) : values(given.ids), rows(given.rows) {}
-    __device__ int64_t operator[](uint32_t splat) const { return values[rows == nullptr ? splat : rows[splat]]; }
+    explicit Ids(const Given& given) : values(given.ids), rows(given.rows), records(given.records) {}
+    __device__ int64_t operator[](uint32_t splat) const {
+        if (values == nullptr) return __float_as_int(records[static_cast<int64_t>(splat) * RECORD_STRIDE + RECORD_ID]);
+        return values[rows == nullptr ? splat : rows[splat]];
+    }
 };
 
 // Counted on the way; zeros before. wide: splats whose tiles are walked by warps; the others: see Lists.

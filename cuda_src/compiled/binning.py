@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from cuda_src import layout
 from cuda_src.camera import Camera
 from cuda_src.compiled.bindings import ReplayedLaunch, address, call, count
 from cuda_src.compiled.lent import lent, lent_bytes
@@ -90,12 +91,13 @@ def bin_splats(
         splat_starts = workspace.zeros(_SPLAT_STARTS[0], (n + 1,), _SPLAT_STARTS[1])
         return Bins(_listed_tiles(camera, tiles, workspace), starts, none, None, splat_starts)
 
-    ids, rows = splats.ids.contiguous(), splats.rows.contiguous() if splats.ids_by_row else None
+    records = aligned_records(splats.records, workspace)
+    ids = None if _in_records(splats.ids, records) else splats.ids.to(torch.int64).contiguous()
+    rows = splats.rows.contiguous() if splats.ids_by_row else None
     subtiles, depth_limit = None if subtiles is None else subtiles.contiguous(), as_real(depth_limit)
     given = (
-        aligned_records(splats.records, workspace).data_ptr(), address(ids), n, address(splats.live),
-        address(splats.overflow), address(places), address(subtiles), address(depth_limit),
-        address(rows),
+        records.data_ptr(), address(ids), n, address(splats.live), address(splats.overflow), address(places),
+        address(subtiles), address(depth_limit), address(rows),
     )  # fmt: skip
     if room is None:
         if tiles is not None:
@@ -107,6 +109,12 @@ def bin_splats(
     )
     launch()
     return bins
+
+
+def _in_records(ids: torch.Tensor, records: torch.Tensor) -> bool:
+    """They are the last words of these records, as splats that ranks have sent have them."""
+    begins = records.data_ptr() + layout.RECORD_ID * records.itemsize
+    return ids.dtype == torch.int32 and ids.data_ptr() == begins and ids.stride() == (layout.RECORD_STRIDE,)
 
 
 def _prepared(

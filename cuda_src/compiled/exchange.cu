@@ -4,11 +4,10 @@
 
 // As in cuda_src/exchange.py.
 constexpr int SENT_RECORDS = 0, SENT_INSTANCES = 1, OWN_SPLATS = 2, OWN_UNDRAWN = 3, OVERFLOWED = 4, ROUTE_COUNTS = 5;
-constexpr int ID_WORDS = 2;
-constexpr int WIRE = RECORD + ID_WORDS;
 
-// Words that a lane has under way at once when a warp moves records.
-constexpr int AT_ONCE = 4;
+// A record in words of 16 bytes.
+constexpr int PARTS = RECORD_STRIDE / 4;
+static_assert(PARTS * 4 == RECORD_STRIDE && RECORD_ID == RECORD_STRIDE - 1, "an id is the last word of a record");
 // Blocks that blank what is left of a room: some thousands of rows.
 constexpr int BLANKS = 8;
 
@@ -129,59 +128,45 @@ __device__ inline const int* in_order(unsigned lanes) {
     return order[warp_index()];
 }
 
-// Records of other ranks into the buffer that travels, as far as its rows reach; `width` words a row.
-__global__ void __launch_bounds__(THREADS) pack_routes(Routes routes, int own_rank, const uint32_t* __restrict__ records,
-                                                       const uint32_t* __restrict__ ids, uint32_t* wire, int64_t rows,
-                                                       int width) {
+// Records of these lanes' splats, one after another from row `place` on, as far as rows are below `last`: each by three
+// lanes, the last of which has its id as well. Rows are `row_parts` words of 16 bytes apart.
+__device__ inline void copy_records(unsigned lanes, const uint4* __restrict__ records, const int64_t* __restrict__ ids,
+                                    uint4* rows, int row_parts, int64_t place, int64_t last) {
+    const int* order = in_order(lanes);
     int64_t first = own_splat() - lane_index();
-    for_each_rank(routes, own_mask(routes) & ~(1ull << own_rank), [&](int rank, unsigned lanes, int64_t at) {
-        const int* order = in_order(lanes);
-        int words = __popc(lanes) * WIRE;
-        int64_t last = min(rows, routes.end(rank));
-        for (int begin = lane_index(); begin < words; begin += AT_ONCE * WARP) {
-            uint32_t value[AT_ONCE];
+    int parts = __popc(lanes) * PARTS;
+    uint4 value[PARTS];
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j) {
-                int i = begin + j * WARP;
-                if (i < words) {
-                    int n = i / WIRE, word = i - n * WIRE;
-                    int64_t splat = first + order[n];
-                    value[j] = word < RECORD ? records[splat * RECORD_STRIDE + word]
-                                             : ids[splat * ID_WORDS + word - RECORD];
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j) {
-                int i = begin + j * WARP;
-                if (i < words) {
-                    int n = i / WIRE, word = i - n * WIRE;
-                    if (at + n < last) wire[(at + n) * width + word] = value[j];
-                }
-            }
+    for (int j = 0; j < PARTS; ++j) {
+        int i = lane_index() + j * WARP, n = i / PARTS, part = i - n * PARTS;
+        if (i < parts) {
+            int64_t splat = first + order[n];
+            value[j] = records[splat * PARTS + part];
+            if (part == PARTS - 1) value[j].w = static_cast<uint32_t>(ids[splat]);
         }
+    }
+#pragma unroll
+    for (int j = 0; j < PARTS; ++j) {
+        int i = lane_index() + j * WARP, n = i / PARTS, part = i - n * PARTS;
+        if (i < parts && place + n < last) rows[(place + n) * row_parts + part] = value[j];
+    }
+}
+
+// Records of other ranks into the buffer that travels, as far as its rows reach.
+__global__ void __launch_bounds__(THREADS) pack_routes(Routes routes, int own_rank, const uint4* __restrict__ records,
+                                                       const int64_t* __restrict__ ids, uint4* wire, int64_t rows,
+                                                       int row_parts) {
+    for_each_rank(routes, own_mask(routes) & ~(1ull << own_rank), [&](int rank, unsigned lanes, int64_t at) {
+        copy_records(lanes, records, ids, wire, row_parts, at, min(rows, routes.end(rank)));
     });
 }
 
-// A rank's own records and ids, put in their place among those that arrive.
-__global__ void __launch_bounds__(THREADS) keep_routes(Routes routes, int own_rank, const float4* __restrict__ records,
-                                                       const int64_t* __restrict__ ids, Hole hole, float4* kept,
-                                                       int64_t* kept_ids) {
-    constexpr int PARTS = RECORD_STRIDE / 4;
-    int64_t first = own_splat() - lane_index();
+// A rank's own records, put in their place among those that arrive, of which `kept` is the first.
+__global__ void __launch_bounds__(THREADS) keep_routes(Routes routes, int own_rank, const uint4* __restrict__ records,
+                                                       const int64_t* __restrict__ ids, uint4* kept) {
     for_each_rank(routes, own_mask(routes) & 1ull << own_rank, [&](int rank, unsigned lanes, int64_t at) {
-        int64_t place = hole.first + at - routes.begin(rank), last = hole.first + routes.end(rank) - routes.begin(rank);
-        const int* order = in_order(lanes);
-        int parts = __popc(lanes) * PARTS;
-#pragma unroll
-        for (int j = 0; j < PARTS; ++j) {
-            int i = lane_index() + j * WARP;
-            if (i < parts) {
-                int n = i / PARTS, part = i - n * PARTS;
-                if (place + n < last) kept[(place + n) * PARTS + part] = records[(first + order[n]) * PARTS + part];
-            }
-        }
-        int64_t own = place + lanes_below(lanes);
-        if ((lanes >> lane_index() & 1) && own < last) kept_ids[own] = ids[own_splat()];
+        int64_t begin = routes.begin(rank);
+        copy_records(lanes, records, ids, kept, PARTS, at - begin, routes.end(rank) - begin);
     });
 }
 
@@ -207,26 +192,22 @@ __global__ void read_flags(RoomEnds rooms, int ranks, int own_rank, const float*
     if (rank < ranks && rank != own_rank && wire[(rooms.ends[rank] - 1) * width] != 0.f) *overflow = 1;
 }
 
-// What came from other ranks, out of the buffer that travelled.
-__global__ void __launch_bounds__(THREADS) unpack_wire(const uint32_t* __restrict__ wire, int width, int64_t others,
-                                                       Hole hole, uint32_t* records, uint32_t* ids) {
+// What came from other ranks in rows that lie further apart than records.
+__global__ void __launch_bounds__(THREADS) unpack_wire(const uint4* __restrict__ wire, int row_parts, int64_t others,
+                                                       Hole hole, uint4* __restrict__ records) {
     int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
     for (int64_t base = static_cast<int64_t>(blockIdx.x) * THREADS; base < others; base += step) {
-        int words = static_cast<int>(min(others - base, static_cast<int64_t>(THREADS))) * WIRE;
-        for (int begin = threadIdx.x; begin < words; begin += AT_ONCE * THREADS) {
-            uint32_t value[AT_ONCE];
+        int parts = static_cast<int>(min(others - base, static_cast<int64_t>(THREADS))) * PARTS;
+        uint4 value[PARTS];
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j) {
-                int i = begin + j * THREADS, n = i / WIRE;
-                if (i < words) value[j] = wire[hole.row(base + n) * width + i - n * WIRE];
-            }
+        for (int j = 0; j < PARTS; ++j) {
+            int i = threadIdx.x + j * THREADS, n = i / PARTS;
+            if (i < parts) value[j] = wire[hole.row(base + n) * row_parts + i - n * PARTS];
+        }
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j) {
-                int i = begin + j * THREADS, n = i / WIRE, word = i - n * WIRE;
-                if (i >= words) continue;
-                int64_t row = hole.row(base + n);
-                (word < RECORD ? records[row * RECORD_STRIDE + word] : ids[row * ID_WORDS + word - RECORD]) = value[j];
-            }
+        for (int j = 0; j < PARTS; ++j) {
+            int i = threadIdx.x + j * THREADS, n = i / PARTS;
+            if (i < parts) records[hole.row(base + n) * PARTS + i - n * PARTS] = value[j];
         }
     }
 }
@@ -247,11 +228,12 @@ EXPORT int route_splats(Queue queue, const View* view, const Given* given, float
     return cudaGetLastError();
 }
 
-EXPORT int pack_records(Queue queue, const Routes* routes, int own_rank, const uint32_t* records, const int64_t* ids,
-                        uint32_t* wire, int64_t rows, int width) {
+// width: words of a row, a multiple of four.
+EXPORT int pack_records(Queue queue, const Routes* routes, int own_rank, const uint4* records, const int64_t* ids,
+                        uint4* wire, int64_t rows, int width) {
     CHECK(cudaSetDevice(queue.device));
-    pack_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(
-        *routes, own_rank, records, reinterpret_cast<const uint32_t*>(ids), wire, rows, width);
+    pack_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(*routes, own_rank, records, ids,
+                                                                                     wire, rows, width / 4);
     CHECK(cudaGetLastError());
     if (routes->roomy) {
         blank_rooms<<<dim3(BLANKS, static_cast<unsigned>(routes->ranks)), THREADS, 0, queue.stream>>>(
@@ -260,15 +242,17 @@ EXPORT int pack_records(Queue queue, const Routes* routes, int own_rank, const u
     return cudaGetLastError();
 }
 
-EXPORT int keep_records(Queue queue, const Routes* routes, int own_rank, const float4* records, const int64_t* ids,
-                        int64_t first, int64_t count, float4* kept, int64_t* kept_ids) {
+// first: row of the arrivals where the rank's own begin.
+EXPORT int keep_records(Queue queue, const Routes* routes, int own_rank, const uint4* records, const int64_t* ids,
+                        int64_t first, uint4* arrivals) {
     CHECK(cudaSetDevice(queue.device));
+    uint4* kept = arrivals + first * PARTS;
     keep_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(*routes, own_rank, records, ids,
-                                                                                     Hole{first, count}, kept, kept_ids);
+                                                                                     kept);
     CHECK(cudaGetLastError());
     if (routes->roomy) {
-        blank_rooms<<<BLANKS, THREADS, 0, queue.stream>>>(
-            *routes, own_rank, true, reinterpret_cast<float*>(kept) + first * RECORD_STRIDE, RECORD_STRIDE);
+        blank_rooms<<<BLANKS, THREADS, 0, queue.stream>>>(*routes, own_rank, true, reinterpret_cast<float*>(kept),
+                                                          RECORD_STRIDE);
     }
     return cudaGetLastError();
 }
@@ -281,12 +265,12 @@ EXPORT int take_flags(Queue queue, const RoomEnds* rooms, int ranks, int own_ran
     return cudaGetLastError();
 }
 
-// rows: of the buffer, the hole's included; more than those of the hole.
-EXPORT int unpack_records(Queue queue, const uint32_t* wire, int width, int64_t rows, int64_t first, int64_t count,
-                          uint32_t* records, int64_t* ids) {
+// rows: of the buffer, the hole's included; more than those of the hole. width: as above.
+EXPORT int unpack_records(Queue queue, const uint4* wire, int width, int64_t rows, int64_t first, int64_t count,
+                          uint4* arrivals) {
     CHECK(cudaSetDevice(queue.device));
     int64_t others = rows - count;
-    unpack_wire<<<blocks_for(others, THREADS), THREADS, 0, queue.stream>>>(wire, width, others, Hole{first, count},
-                                                                           records, reinterpret_cast<uint32_t*>(ids));
+    unpack_wire<<<blocks_for(others, THREADS), THREADS, 0, queue.stream>>>(wire, width / 4, others, Hole{first, count},
+                                                                           arrivals);
     return cudaGetLastError();
 }

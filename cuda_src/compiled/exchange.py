@@ -82,8 +82,8 @@ def _ends(rooms: Sequence[int]) -> Any:
 _ADDRESS, _COUNT, _NUMBER = ctypes.c_void_p, count, int
 _ARGUMENTS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "pack_records": (_routes, _NUMBER, _ADDRESS, _ADDRESS, _ADDRESS, _COUNT, _NUMBER),
-    "keep_records": (_routes, _NUMBER, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
-    "unpack_records": (_ADDRESS, _NUMBER, _COUNT, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
+    "keep_records": (_routes, _NUMBER, _ADDRESS, _ADDRESS, _COUNT, _ADDRESS),
+    "unpack_records": (_ADDRESS, _NUMBER, _COUNT, _COUNT, _COUNT, _ADDRESS),
     "pack_gradients": (_ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
     "take_flags": (_ends, _NUMBER, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS),
     "sum_gradients": (_routes, _ADDRESS, _NUMBER, _ADDRESS, _COUNT, _COUNT, _ADDRESS, _ADDRESS, _NUMBER),
@@ -158,7 +158,7 @@ def pack_records(kernels: KernelSet, splats: Splats, routing: Routing, rank: int
         return
     records = rows_of(splats.records, RECORD_STRIDE)
     _launch(
-        "pack_records", wire.device, _plain(routing), rank, records, address(splats.ids), address(wire), rows, width
+        "pack_records", wire.device, _plain(routing), rank, records, address(splats.ids), _wire(wire), rows, width
     )()
 
 
@@ -168,28 +168,25 @@ def keep_records(
     routing: Routing,
     rank: int,
     hole: Hole,
-    records: torch.Tensor,
-    ids: torch.Tensor,
+    arrivals: Splats,
 ) -> None:
     """See `cuda_src.exchange.keep_records`."""
     if hole.count == 0:
         return
     _launch(
-        "keep_records", ids.device, _plain(routing), rank, rows_of(splats.records, RECORD_STRIDE), address(splats.ids),
-        hole.first, hole.count, rows_of(records, RECORD_STRIDE), address(ids),
+        "keep_records", splats.records.device, _plain(routing), rank, rows_of(splats.records, RECORD_STRIDE),
+        address(splats.ids), hole.first, rows_of(arrivals.records, RECORD_STRIDE),
     )()  # fmt: skip
 
 
-def unpack_records(
-    kernels: KernelSet, wire: torch.Tensor, hole: Hole, records: torch.Tensor, ids: torch.Tensor
-) -> None:
+def unpack_records(kernels: KernelSet, wire: torch.Tensor, hole: Hole, arrivals: Splats) -> None:
     """See `cuda_src.exchange.unpack_records`."""
-    rows = ids.shape[0]
+    rows, width = wire.shape
     if rows == hole.count:
         return
     _launch(
-        "unpack_records", ids.device, address(wire), wire.shape[1], rows, hole.first, hole.count,
-        rows_of(records, RECORD_STRIDE), address(ids),
+        "unpack_records", wire.device, _wire(wire), width, rows, hole.first, hole.count,
+        rows_of(arrivals.records, RECORD_STRIDE),
     )()  # fmt: skip
 
 
@@ -234,6 +231,14 @@ def sum_gradients(
         "sum_gradients", out.device, _plain(routing), address(returned), rank, own, hole.first, hole.count,
         rows_of(out, GRADIENT_STRIDE), address(zeros), PARTS[part],
     )()  # fmt: skip
+
+
+def _wire(rows: torch.Tensor) -> int:
+    """The address of rows on a wire; ValueError for others than kernels move."""
+    width = rows.shape[1]
+    if width < RECORD_STRIDE or width * rows.itemsize % ALIGNMENT:
+        raise ValueError(f"expected {RECORD_STRIDE} numbers or more, in words of {ALIGNMENT} bytes, got {width}")
+    return rows_of(rows, width)
 
 
 def rows_of(values: torch.Tensor, stride: int) -> int:

@@ -89,23 +89,21 @@ def keep_records(
     routing: Routing,
     rank: int,
     hole: Hole,
-    records: torch.Tensor,
-    ids: torch.Tensor,
+    arrivals: Splats,
 ) -> None:
     rows = routing.splats_to(rank)
     if routing.rooms is not None:
         rows = rows[: hole.count - 1]
     place = slice(hole.first, hole.first + len(rows))
+    records, ids = arrivals.records, arrivals.ids
     if routing.rooms is not None:
         records[hole.first : hole.first + hole.count, RECORD_DEPTH] = math.nan
     records[place], ids[place] = splats.records[rows], splats.ids[rows]
 
 
-def unpack_records(
-    kernels: KernelSet, wire: torch.Tensor, hole: Hole, records: torch.Tensor, ids: torch.Tensor
-) -> None:
-    columns = slice(RECORD, RECORD + id_words(wire.dtype))
-    for part in _outside(hole, len(ids)):
+def unpack_records(kernels: KernelSet, wire: torch.Tensor, hole: Hole, arrivals: Splats) -> None:
+    records, ids, columns = arrivals.records, arrivals.ids, slice(RECORD, RECORD + id_words(wire.dtype))
+    for part in _outside(hole, arrivals.count):
         records[part] = wire[part, :RECORD]
         ids[part] = wire[part, columns].clone(memory_format=torch.contiguous_format).view(torch.int64).flatten()
 

@@ -149,7 +149,7 @@ def _removals(
 
     sorted_ids, place: ids in ascending order and when each of them goes.
     """
-    lengths, splat, ids = list_lengths(bins).cpu(), bins.splat.cpu().long(), ids.cpu()
+    lengths, splat, ids = list_lengths(bins).cpu(), bins.splat.cpu().long(), ids.cpu().long()
     tile = torch.arange(len(lengths)).repeat_interleave(lengths)
     member = lengths[tile] > capacity
     tile = tile[member]

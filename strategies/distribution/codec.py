@@ -34,7 +34,7 @@ class Outgoing:
     """What a rank sends back.
 
     rows: [n, SENT_GRADIENTS] real, by destination, then view. counts: [ranks][views], rows of each group. views:
-    view number of each column. ids: [n] int64, stable ids of the rows' Gaussians.
+    view number of each column. ids: [n] int64 or int32, stable ids of the rows' Gaussians.
     """
 
     rows: torch.Tensor

@@ -27,16 +27,24 @@ class PeerSilentError(TimeoutError):
 
 @dataclass(frozen=True)
 class Terms:
-    """What an engine may make use of in an exchange; one that has no use for it does as if it were not there.
+    """How an exchange may be made.
 
-    own: False where what a rank sends itself need not be moved: its place in what is received holds anything. after:
-    from `Communicator.mark`, work that the exchange waits for, and for none that was queued later. into: memory that
-    rows may be received into, of their shape and type.
+    own: False where what a rank sends itself need not be moved: its place in what is received holds anything, in `into`
+    what it held. after: from `Communicator.mark`, work that the exchange waits for, and for none that was queued later;
+    an engine may wait for all. into: memory that rows are received into, of their shape and type.
     """
 
     own: bool = True
     after: object | None = None
     into: torch.Tensor | None = None
+
+    def place(self, parts: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+        """`into`, which there is, with what came, by source: for engines that receive elsewhere."""
+        assert self.into is not None
+        for source, (rows, part) in enumerate(zip(self.into.split([len(p) for p in parts]), parts, strict=True)):
+            if self.own or source != rank:
+                rows.copy_(part)
+        return self.into
 
 
 NO_TERMS = Terms()
@@ -301,7 +309,7 @@ class LocalCommunicator(Communicator):
     def _exchange(
         self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int], terms: Terms
     ) -> Transfer:
-        return Transfer(lambda: send)
+        return Transfer(lambda: send if terms.into is None else terms.place([send], self.rank))
 
     def _barrier(self) -> None:
         return

@@ -17,7 +17,7 @@ class ExchangeOptions(Options):
     balance: Literal["measured", "work", "off"] = "work"
     """Cost of a tile: its segment's measured seconds (paper), what was counted of it at the last visit, or constant."""
     record: Literal["packed", "64"] = "packed"
-    """Bytes of a record on the wire: 44, or padded to 64 and so aligned; padding is metadata."""
+    """A record on the wire is 44 B and its id, or padded to 64 B; what is not of the record is metadata."""
     redistribute: Literal["random", "morton_blocks", "off"] = "off"
     redistribute_images: int = Field(1000, ge=1)
     """Images between two redistributions, when not off."""

@@ -22,13 +22,14 @@ from cuda_src.exchange import (
     pack_gradients,
     pack_records,
     route_splats,
+    row_words,
     sum_gradients,
+    take_arrivals,
     take_flags,
-    take_records,
     unpack_records,
     wire_width,
 )
-from cuda_src.layout import GRADIENT, GRADIENT_STRIDE, RECORD
+from cuda_src.layout import GRADIENT, GRADIENT_STRIDE, RECORD, RECORD_STRIDE
 from cuda_src.operators import KernelSet, Part, Splats
 from cuda_src.workspace import Workspace
 from strategies.distribution.codec import CODECS, Incoming, Outgoing
@@ -56,7 +57,9 @@ class GaussianExchange:
 
     def __init__(self, comm: Communicator, kernels: KernelSet, pad: bool = False, codec: str = "dense"):
         self.comm, self.kernels = comm, kernels
-        self.width = PADDED_RECORD if pad else wire_width(kernels.dtype)
+        self.width = PADDED_RECORD if pad else wire_width(kernels)
+        self.in_place = kernels.backend == "compiled" and self.width == RECORD_STRIDE
+        """A row on the wire is a record as kernels read it, and is received where they do."""
         self.codec = CODECS[codec]()
         self.counted_zeros = torch.zeros(1, dtype=torch.int64, device=comm.device)
         """On the device, where they are counted."""
@@ -151,16 +154,17 @@ class Passage:
             self._to, self._from = records[comm.rank].tolist(), records[:, comm.rank].tolist()
         sent, came, width = sum(self._to), sum(self._from), exchange.width
         self._hole = Hole(sum(self._from[: comm.rank]), self._to[comm.rank])
-        rows, after = self._wire.shape[0], self._packed
+        rows, after, real = self._wire.shape[0], self._packed, self._wire.dtype
         if sent > rows:
             self._pack(sent)
             rows, after = sent, None
         # Memory that was not there when the packing was queued may still be in use by what was queued since.
-        if work.capacity("exchange.arrived", self._wire.dtype) < came * width:
+        if work.capacity("exchange.records" if exchange.in_place else "exchange.arrived", real) < came * width:
             after = None
-        into = None
-        if comm.device.type == "cuda":  # Elsewhere engines have memory of their own.
-            into = work.take("exchange.arrived", (came, width), self._wire.dtype)
+        self._arrived = take_arrivals(exchange.kernels, work, "exchange.records", came)
+        into = row_words(self._arrived.records) if exchange.in_place else None
+        if into is None and comm.device.type == "cuda":  # Elsewhere engines have memory of their own.
+            into = work.take("exchange.arrived", (came, width), real)
         self._records = comm.exchange(
             self.stage,
             self._wire if sent == rows else self._wire[:sent],
@@ -169,9 +173,7 @@ class Passage:
             padding=width - RECORD,
             terms=Terms(own=False, after=after, into=into),
         )
-        self._arrived = take_records(exchange.kernels, work, "exchange.records", came)
-        self._ids = work.take("exchange.ids", (came,), torch.int64)
-        keep_records(exchange.kernels, self.splats, self._routing, comm.rank, self._hole, self._arrived, self._ids)
+        keep_records(exchange.kernels, self.splats, self._routing, comm.rank, self._hole, self._arrived)
 
     def arrive(self) -> Splats:
         """The records that touch this rank's tiles, from all ranks, by source, with the Gaussians' own ids.
@@ -182,8 +184,9 @@ class Passage:
         if self.room is not None:
             assert self.splats.overflow is not None
             take_flags(self._exchange.kernels, rows, self._from, self._exchange.comm.rank, self.splats.overflow)
-        unpack_records(self._exchange.kernels, rows, self._hole, self._arrived, self._ids)
-        return Splats(self._ids, self._ids, self._arrived)
+        if not self._exchange.in_place:
+            unpack_records(self._exchange.kernels, rows, self._hole, self._arrived)
+        return self._arrived
 
     def give_back(self, gradients: torch.Tensor, view: int) -> None:
         """Start the return of the gradients of what arrived, [R, GRADIENT], as raster_backward left them.
@@ -196,7 +199,7 @@ class Passage:
         pack_gradients(exchange.kernels, gradients, hole, rows, exchange.counted_zeros)
         exchange.records += rows.shape[0]
         self._gradients = None if exchange.codec.moves_own else gradients
-        outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._ids)
+        outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._arrived.ids)
         self._returning = exchange.codec.send(exchange.comm, outgoing, [[n] for n in self._to])
 
     def collect_own(self) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from cuda_src import operators as op
 from cuda_src.camera import Camera
-from cuda_src.exchange import route_splats, take_records
+from cuda_src.exchange import check_ids, route_splats, take_records
 from cuda_src.workspace import Workspace
 from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
 from strategies.distribution.balance import Balance
@@ -72,6 +72,7 @@ class GaussianLevel(Strategy):
         self.ctx, self.images, self.comm = ctx, images, ctx.comm
         self.device = ctx.world.devices[0]
         ids = owned_ids(options.ownership, source, ctx.world.rank, ctx.world.ranks, ctx.seed, self.device)
+        check_ids(ctx.kernels, ids)
         self.gaussians = Gaussians.from_source(source, ids, self.device, ctx.kernels.dtype)
         # A workspace a view of the step: what its forward leaves lives until its backward.
         self.workspaces = [Workspace(self.device) for _ in range(ctx.batch)]
@@ -220,6 +221,7 @@ class GaussianLevel(Strategy):
     def load(self, reader: ShardReader) -> None:
         self.settle()
         everything = Gaussians.from_reader(reader, self.device, self.ctx.kernels.dtype)
+        check_ids(self.ctx.kernels, everything.ids)
         owner = random_owners(everything.ids, self.comm.ranks, self.ctx.seed, 0)
         self._own(everything.rows(owner == self.comm.rank))
         self.occlusion.clear()

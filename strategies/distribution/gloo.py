@@ -31,7 +31,7 @@ class GlooCommunicator(Communicator):
         def finish() -> torch.Tensor:
             with peers_named(stage, self.rank):
                 work.wait()
-            return received
+            return received if terms.into is None else terms.place(received.split(receive_counts), self.rank)
 
         return Transfer(finish, lambda: arrived[0] if arrived else None)
 

@@ -177,7 +177,7 @@ class VirtualCommunicator(Communicator):
             came = [len(p) for p in parts]
             if came != receive_counts:
                 raise ValueError(f"{stage}: rank {self.rank} expected {receive_counts} rows by source, got {came}")
-            return torch.cat(parts)
+            return torch.cat(parts) if terms.into is None else terms.place(parts, self.rank)
 
         return Transfer(finish)
 

@@ -182,7 +182,7 @@ def exchange_round(count: int, spare: int | None) -> None:
     own, routings, wires = [], [], []
     for rank in (0, 1):
         splats, routing = routed(kernels, count, rank, camera, owners, spare)
-        wire = torch.zeros(sum(rows_to(routing)), ex.wire_width(torch.float32), device=device)
+        wire = torch.zeros(sum(rows_to(routing)), ex.wire_width(kernels), device=device)
         ex.pack_records(kernels, splats, routing, rank, wire)
         own.append(splats)
         routings.append(routing)
@@ -194,11 +194,9 @@ def exchange_round(count: int, spare: int | None) -> None:
         hole, work = ex.Hole(sum(sizes[:rank]), sizes[rank]), Workspace(device)
         if spare is not None:
             ex.take_flags(kernels, arrived, sizes, rank, own[rank].overflow)
-        records = ex.take_records(kernels, work, "arrived", len(arrived))
-        ids = work.take("ids", (len(arrived),), torch.int64)
-        ex.unpack_records(kernels, arrived, hole, records, ids)
-        ex.keep_records(kernels, own[rank], routings[rank], rank, hole, records, ids)
-        drawn, tiles = op.Splats(ids, ids, records), (owners == rank).nonzero()[:, 0].int()
+        drawn, tiles = ex.take_arrivals(kernels, work, "arrived", len(arrived)), (owners == rank).nonzero()[:, 0].int()
+        ex.unpack_records(kernels, arrived, hole, drawn)
+        ex.keep_records(kernels, own[rank], routings[rank], rank, hole, drawn)
         bins = op.bin_splats(kernels, drawn, camera, work, tiles)
         raster = op.raster_forward(kernels, drawn, bins, camera, work)
         gradients = op.raster_backward(kernels, drawn, bins, raster, camera, raster.colour, work)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuda_src import exchange as ex
+from cuda_src import layout
 from cuda_src import operators as op
 from cuda_src.camera import Camera
 from cuda_src.exchange import Hole, Routing
@@ -100,7 +101,8 @@ def bits(real: torch.Tensor) -> torch.Tensor:
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(0, 60), ranks=st.integers(1, 5), spare=st.sampled_from([0, 3]), seed=st.integers(0, 999))
 def test_records_arrive_bit_by_bit_by_source_with_their_ids(count, ranks, spare, seed):
-    kernels, width = KernelSet("reference"), ex.wire_width(torch.float32) + spare
+    kernels = KernelSet("reference")
+    width = ex.wire_width(kernels) + spare
     sides = [random_splats(count, ranks, seed + 7 * source) for source in range(ranks)]
     sent = torch.stack([routing.counts[:, ex.SENT_RECORDS] for _, routing in sides])
     wires = []
@@ -112,14 +114,14 @@ def test_records_arrive_bit_by_bit_by_source_with_their_ids(count, ranks, spare,
         parts = [wire.split(sent[source].tolist())[rank] for source, wire in enumerate(wires)]
         assert (parts[rank] == 0.5).all()
         hole = Hole(sum(came[:rank]), came[rank])
-        records = ex.take_records(kernels, Workspace(), "records", sum(came))
-        ids = torch.empty(sum(came), dtype=torch.int64)
-        ex.unpack_records(kernels, torch.cat(parts), hole, records, ids)
-        ex.keep_records(kernels, *sides[rank], rank, hole, records, ids)
+        arrived = ex.take_arrivals(kernels, Workspace(), "records", sum(came))
+        ex.unpack_records(kernels, torch.cat(parts), hole, arrived)
+        ex.keep_records(kernels, *sides[rank], rank, hole, arrived)
         rows = [routing.splats_to(rank) for _, routing in sides]
-        expected = [splats.records[own] for (splats, _), own in zip(sides, rows, strict=True)]
-        assert torch.equal(bits(records), bits(torch.cat(expected)))
-        assert torch.equal(ids, torch.cat([splats.ids[own] for (splats, _), own in zip(sides, rows, strict=True)]))
+        expected = [(splats.records[own], splats.ids[own]) for (splats, _), own in zip(sides, rows, strict=True)]
+        records, ids = map(torch.cat, zip(*expected, strict=True))
+        assert torch.equal(bits(arrived.records), bits(records))
+        assert torch.equal(arrived.ids, ids)
 
 
 @pytest.mark.parametrize("width", [12, 14])
@@ -130,10 +132,20 @@ def test_ids_travel_in_float64_too_and_a_short_buffer_is_filled_as_far_as_it_rea
     going = routing.splats_to(1)
     wire = torch.zeros(len(going) - 2, width, dtype=torch.float64)
     ex.pack_records(kernels, splats, replace(routing, masks=routing.masks & 2), 0, wire)
-    records, ids = torch.zeros(len(wire), RECORD, dtype=torch.float64), torch.zeros(len(wire), dtype=torch.int64)
-    ex.unpack_records(kernels, wire, ex.NO_HOLE, records, ids)
-    assert torch.equal(ids, splats.ids[going[:-2]])
-    assert torch.equal(records, splats.records[going[:-2]])
+    arrived = ex.take_arrivals(kernels, Workspace(), "records", len(wire))
+    ex.unpack_records(kernels, wire, ex.NO_HOLE, arrived)
+    assert torch.equal(arrived.ids, splats.ids[going[:-2]])
+    assert torch.equal(arrived.records, splats.records[going[:-2]])
+
+
+def test_ids_that_a_compiled_record_has_no_room_for_are_refused():
+    compiled, ids = KernelSet("compiled"), torch.tensor([5, ex.MOST_ID, 0])
+    ex.check_ids(compiled, ids)
+    ex.check_ids(compiled, ids[:0])
+    for wrong in (ex.MOST_ID + 1, 2**40, -1):
+        with pytest.raises(ValueError, match=f"Gaussian id {wrong}: .* with ids from 0 to 2147483647"):
+            ex.check_ids(compiled, torch.cat([ids, torch.tensor([wrong])]))
+        ex.check_ids(KernelSet("portable"), torch.tensor([wrong]))
 
 
 def returned_gradients(routing: Routing, rank: int, seed: int):
@@ -244,9 +256,10 @@ def test_compiled_routes_of_nothing_are_empty(compiled):
     assert (routing.counts == 0).all()
     out, zeros = torch.empty((0, GRADIENT), device=device), torch.zeros(1, dtype=torch.int64, device=device)
     returned = torch.empty((0, ex.SENT_GRADIENTS), device=device)
-    ex.pack_records(compiled, splats, routing, 0, torch.empty((7, 13), device=device))
-    ex.keep_records(compiled, splats, routing, 0, Hole(0, 0), splats.records, none)
-    ex.unpack_records(compiled, torch.empty((0, 13), device=device), Hole(0, 0), splats.records, none)
+    arrived = ex.take_arrivals(compiled, Workspace(device), "arrived", 0)
+    ex.pack_records(compiled, splats, routing, 0, torch.empty((7, 12), device=device))
+    ex.keep_records(compiled, splats, routing, 0, Hole(0, 0), arrived)
+    ex.unpack_records(compiled, torch.empty((0, 16), device=device), Hole(0, 0), arrived)
     ex.pack_gradients(compiled, out, Hole(0, 0), returned, zeros)
     ex.sum_gradients(compiled, routing, returned, 0, out, Hole(0, 0), out, zeros)
     torch.cuda.synchronize()
@@ -264,31 +277,77 @@ def on_gpu(splats: Splats, routing: Routing, kernels: KernelSet) -> tuple[Splats
     return Splats(ids, ids, records), Routing(routing.masks.to(device), routing.counts.to(device), ends.to(device))
 
 
+def with_short_ids(splats: Splats, seed: int) -> Splats:
+    """The same with distinct ids of 31 bits, the largest among them, in no order."""
+    numbers = torch.randperm(splats.count, generator=torch.Generator().manual_seed(seed))
+    ids = ex.MOST_ID - numbers * (ex.MOST_ID // splats.count)
+    return replace(splats, rows=ids, ids=ids)
+
+
+def rows_with_ids(splats: Splats, rows: torch.Tensor) -> torch.Tensor:
+    """Records of those splats, each with its id as the twelfth word, as bits: [n, 12] int32."""
+    return torch.cat([bits(splats.records[rows]), splats.ids[rows, None].int()], dim=1)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", [1, 2, 3, 33])
 @pytest.mark.parametrize("count", [1, 31, 32, 255, 256, 257, 5000])
-def test_compiled_packing_is_the_definition_bit_by_bit(compiled, count, ranks):
-    reference, device = KernelSet("reference"), compiled.device
+def test_compiled_rows_are_records_and_ids_bit_by_bit_wherever_they_are_put(compiled, count, ranks):
+    device = compiled.device
     splats, routing = random_splats(count, ranks, count + ranks)
+    splats = with_short_ids(splats, count)
     there = on_gpu(splats, routing, compiled)
     sent, rank = routing.counts[:, ex.SENT_RECORDS].tolist(), count % ranks
-    hole = Hole(11, sent[rank])
-    for width, short in ((13, 0), (16, 0), (13, 5)):
-        expected = torch.full((max(0, sum(sent) - short), width), 0.5)
-        ours = expected.to(device)
-        ex.pack_records(reference, splats, routing, rank, expected)
+    own = slice(sum(sent[:rank]), sum(sent[: rank + 1]))
+    rows = rows_with_ids(splats, torch.cat([routing.splats_to(other) for other in range(ranks)]))
+    for width, short in ((12, 0), (16, 0), (12, 5)):
+        expected = bits(torch.full((max(0, sum(sent) - short), width), 0.5))
+        ours = expected.to(device).view(torch.float32)
+        kept = expected[own].clone()
+        expected[:, :12] = rows[: len(expected)]
+        expected[own] = kept
         ex.pack_records(compiled, *there, rank, ours)
-        assert torch.equal(bits(ours.cpu()), bits(expected)), (width, short)
+        assert torch.equal(bits(ours.cpu()), expected), (width, short)
+    hole = Hole(11, sent[rank])
     wire = noise((hole.first + hole.count + 300, 16), count)
-    arrived, their_ids = torch.zeros(len(wire), RECORD), torch.zeros(len(wire), dtype=torch.int64)
-    records = ex.take_records(compiled, Workspace(device), "arrived", len(wire)).zero_()
-    ids = torch.zeros(len(wire), dtype=torch.int64, device=device)
-    ex.unpack_records(reference, wire, hole, arrived, their_ids)
-    ex.keep_records(reference, splats, routing, rank, hole, arrived, their_ids)
-    ex.unpack_records(compiled, wire.to(device), hole, records, ids)
-    ex.keep_records(compiled, *there, rank, hole, records, ids)
-    assert torch.equal(bits(records.cpu()), bits(arrived))
-    assert torch.equal(ids.cpu(), their_ids)
+    arrived = ex.take_arrivals(compiled, Workspace(device), "arrived", len(wire))
+    ex.unpack_records(compiled, wire.to(device), hole, arrived)
+    ex.keep_records(compiled, *there, rank, hole, arrived)
+    expected = bits(wire)[:, :12].clone()
+    expected[hole.first : hole.first + hole.count] = rows[own]
+    assert torch.equal(bits(ex.row_words(arrived.records).cpu()), expected)
+    assert torch.equal(arrived.ids.cpu(), expected[:, 11])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("equal", [2, 40, 700])
+def test_ids_in_arrived_records_put_equal_depths_in_order(parity, compiled, equal):
+    """In runs of so many, of lists that a block sorts and of longer ones; as with a table of ids."""
+    device, count = compiled.device, 6000
+    camera = parity.view(1, gaussians=1, width=40, height=30).camera
+    generator = torch.Generator().manual_seed(equal)
+    splats, records = with_short_ids(random_splats(count, 1, 1)[0], 2), torch.zeros(count, RECORD)
+    records[:, layout.RECORD_MEAN2D] = torch.rand(count, 2, generator=generator) * torch.tensor([40.0, 30.0])
+    records[:, layout.RECORD_CONIC] = torch.tensor([0.05, 0.0, 0.05])
+    records[:, layout.RECORD_OPACITY], records[:, layout.RECORD_RADIUS] = 0.9, 14.0
+    records[:, RECORD_DEPTH] = 1.0 + torch.randperm(count, generator=generator).div(equal, rounding_mode="floor")
+    splats = replace(splats, records=records)
+    arrived = ex.take_arrivals(compiled, Workspace(device), "arrived", count)
+    ex.row_words(arrived.records).copy_(rows_with_ids(splats, torch.arange(count)).view(torch.float32))
+    beside = Splats(splats.rows.to(device), splats.ids.to(device), arrived.records)
+    ours = op.bin_splats(compiled, arrived, camera, Workspace(device))
+    theirs = op.bin_splats(compiled, beside, camera, Workspace(device))
+    assert ours.instances > 2 * count
+    assert torch.equal(ours.starts, theirs.starts)
+    assert torch.equal(ours.splat, theirs.splat)
+    listed, tile = ours.splat.cpu().long(), torch.arange(camera.tiles).repeat_interleave(ours.starts.cpu().diff())
+    order = torch.arange(len(listed))
+    for key in (splats.ids[listed], records[listed, RECORD_DEPTH], tile):
+        order = order[torch.argsort(key[order], stable=True)]
+    assert torch.equal(order, torch.arange(len(listed)))
+    # Records that were copied from where they arrived leave their ids behind, and these still count.
+    copied = replace(arrived, records=arrived.records.contiguous())
+    assert torch.equal(op.bin_splats(compiled, copied, camera, Workspace(device)).splat, ours.splat)
 
 
 @pytest.mark.gpu
@@ -327,4 +386,8 @@ def test_rows_that_kernels_cannot_read_are_refused(compiled):
     there, on_device = on_gpu(splats, routing, compiled)
     dense = replace(there, records=there.records.contiguous())
     with pytest.raises(ValueError, match="expected float32 rows 12 apart on a GPU"):
-        ex.pack_records(compiled, dense, on_device, 0, torch.empty((40, 13), device=compiled.device))
+        ex.pack_records(compiled, dense, on_device, 0, torch.empty((40, 12), device=compiled.device))
+    for width in (8, 13):
+        wire = torch.empty((40, width), device=compiled.device)
+        with pytest.raises(ValueError, match=f"expected 12 numbers or more, in words of 16 bytes, got {width}"):
+            ex.pack_records(compiled, there, on_device, 0, wire)

@@ -51,11 +51,12 @@ def test_every_room_holds_its_records_and_beyond_them_no_splat(count, ranks, spa
         assert part[len(rows) :, RECORD_DEPTH].isnan().all()
         assert part[-1, 0] == flag
     hole = Hole(2, routing.rooms[rank])
-    records, ids = torch.full((hole.count + 4, RECORD), 0.5), torch.zeros(hole.count + 4, dtype=torch.int64)
-    ex.keep_records(REFERENCE, splats, routing, rank, hole, records, ids)
+    arrived = ex.take_arrivals(REFERENCE, Workspace(), "arrived", hole.count + 4)
+    records = arrived.records.fill_(0.5)
+    ex.keep_records(REFERENCE, splats, routing, rank, hole, arrived)
     own = routing.splats_to(rank)[: hole.count - 1]
     assert torch.equal(records[2 : 2 + len(own)], splats.records[own])
-    assert torch.equal(ids[2 : 2 + len(own)], splats.ids[own])
+    assert torch.equal(arrived.ids[2 : 2 + len(own)], splats.ids[own])
     assert records[2 + len(own) : 2 + hole.count, RECORD_DEPTH].isnan().all()
     assert (records[:2] == 0.5).all()
     assert (records[2 + hole.count :] == 0.5).all()
@@ -155,7 +156,7 @@ def compiled() -> KernelSet:
 def test_compiled_rooms_are_the_definition(parity, compiled, ranks, spare, more):
     device = compiled.device
     view = parity.view(8, gaussians=3000, width=200, height=150)
-    rows, ids = view.parameters.to(device), view.ids.to(device)
+    rows, ids = view.parameters.to(device), (view.ids % ex.MOST_ID).to(device)
     owners = (
         torch.arange(view.camera.tiles, dtype=torch.int32).mul_(ranks).div_(view.camera.tiles, rounding_mode="floor")
     )
@@ -172,28 +173,34 @@ def test_compiled_rooms_are_the_definition(parity, compiled, ranks, spare, more)
     theirs = Routing(ours.masks.cpu(), ours.counts.cpu(), None, rooms, there.overflow)
     rank = ranks - 1
     hole, count = Hole(sum(rooms[:rank]), rooms[rank]), sum(rooms)
-    for width in (13, 16):
-        wire, expected = torch.zeros(count, width, device=device), torch.zeros(count, width)
+    expected = torch.zeros(count, ex.wire_width(REFERENCE))
+    ex.pack_records(REFERENCE, there, theirs, rank, expected)
+    drawn = expected[:, RECORD_DEPTH] == expected[:, RECORD_DEPTH]
+    # The lower half of an id's 64 bits is all of it here.
+    expected = bits(expected)[:, : RECORD + 1]
+    for width in (12, 16):
+        wire = torch.zeros(count, width, device=device)
         ex.pack_records(compiled, splats, ours, rank, wire)
-        ex.pack_records(REFERENCE, there, theirs, rank, expected)
-        drawn = expected[:, RECORD_DEPTH] == expected[:, RECORD_DEPTH]
         assert torch.equal(wire[:, RECORD_DEPTH].isnan().cpu(), ~drawn)
-        assert torch.equal(bits(wire.cpu()[drawn]), bits(expected[drawn]))
+        assert torch.equal(bits(wire.cpu())[drawn, : RECORD + 1], expected[drawn])
+        assert not wire[:, RECORD + 1 :].any()
         ends = torch.tensor(rooms).cumsum(0)[:-1] - 1  # The last rank's own rows are not written.
-        assert torch.equal(wire[ends, 0].cpu(), expected[ends, 0])
+        assert torch.equal(bits(wire.cpu())[ends, 0], expected[ends, 0])
         for reader in range(ranks):
             told = torch.zeros(1, dtype=torch.int32, device=device)
             ex.take_flags(compiled, wire, rooms, reader, told)
             assert int(told) == int(overflow) * int(reader > 0 or ranks > 2)
-    records = ex.take_records(compiled, Workspace(device), "arrived", count).zero_()
-    kept, numbers = torch.zeros(count, RECORD), torch.zeros(count, dtype=torch.int64)
-    ours_ids = numbers.to(device)
-    ex.keep_records(compiled, splats, ours, rank, hole, records, ours_ids)
-    ex.keep_records(REFERENCE, there, theirs, rank, hole, kept, numbers)
-    drawn = kept[:, RECORD_DEPTH] == kept[:, RECORD_DEPTH]
-    assert torch.equal(records[:, RECORD_DEPTH].isnan().cpu(), ~drawn)
-    assert torch.equal(records.cpu()[drawn], kept[drawn])
-    assert torch.equal(ours_ids.cpu()[drawn], numbers[drawn])
+    mine = ex.take_arrivals(compiled, Workspace(device), "arrived", count)
+    kept = ex.take_arrivals(REFERENCE, Workspace(), "arrived", count)
+    ex.row_words(mine.records).zero_()
+    kept.records.zero_()
+    kept.ids.zero_()
+    ex.keep_records(compiled, splats, ours, rank, hole, mine)
+    ex.keep_records(REFERENCE, there, theirs, rank, hole, kept)
+    drawn = kept.records[:, RECORD_DEPTH] == kept.records[:, RECORD_DEPTH]
+    assert torch.equal(mine.records[:, RECORD_DEPTH].isnan().cpu(), ~drawn)
+    assert torch.equal(mine.records.cpu()[drawn], kept.records[drawn])
+    assert torch.equal(mine.ids.cpu()[drawn].long(), kept.ids[drawn])
 
     returned = torch.randn(count, ex.SENT_GRADIENTS, generator=torch.Generator().manual_seed(1))
     gradients = torch.randn(count, GRADIENT, generator=torch.Generator().manual_seed(2))

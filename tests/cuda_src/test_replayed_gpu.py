@@ -137,7 +137,7 @@ def test_routes_of_a_room_are_replayed_for_gaussians_that_moved(parity, kernels,
     def routed(work: Workspace) -> list[torch.Tensor]:
         splats = op.project(kernels, rows, ids, camera, 3, work, room)
         routing = route_splats(kernels, splats, camera, owners, 2, work, rooms=RankRooms((3001, 3001), (9000, 9000)))
-        wire = torch.zeros(6002, wire_width(kernels.dtype), device=device)
+        wire = torch.zeros(6002, wire_width(kernels), device=device)
         pack_records(kernels, splats, routing, 0, wire)
         there = wire[:, layout.RECORD_DEPTH] > 0
         return [routing.masks[: int(splats.live[0])].clone(), routing.counts.clone(), wire[there].view(torch.int32)]

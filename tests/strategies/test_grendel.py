@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,7 +12,7 @@ from cuda_src import layout
 from cuda_src import operators as op
 from cuda_src.operators import KernelSet
 from cuda_src.workspace import Workspace
-from strategies.distribution.communicator import Communicator
+from strategies.distribution.communicator import Communicator, LocalCommunicator
 from strategies.distribution.gaussian_exchange import BACKWARD_BYTES, FORWARD_BYTES
 from strategies.distribution.virtual import VirtualWorld
 from strategies.grendel.info import GrendelOptions
@@ -212,6 +215,18 @@ def test_padded_records_move_the_same_payload_and_say_what_is_padding(scene):
         records = a.payload["exchange_forward"] // FORWARD_BYTES
         # An id of 8 B is metadata in either, and lies in the padding of 20 B.
         assert torch.equal(b.metadata["exchange_forward"], a.metadata["exchange_forward"] + 12 * records)
+
+
+def test_gaussians_whose_ids_compiled_records_have_no_room_for_are_refused(scene, monkeypatch):
+    strategy, compiled = grendel(scene, LocalCommunicator()), KernelSet("compiled")
+    saved = [replace(shard, ids=shard.ids + 2**31 - 1) for shard in strategy.shards()]
+    strategy.ctx = replace(strategy.ctx, kernels=compiled)
+    largest = 2**31 + scene.source.count - 2
+    with pytest.raises(ValueError, match=f"Gaussian id {largest}: .* ids from 0 to 2147483647"):
+        strategy.load(SimpleNamespace(count=len(saved[0].ids), shards=lambda: iter(saved)))
+    monkeypatch.setattr("strategies.distribution.gaussian_level.owned_ids", lambda *of: torch.tensor([0, 2**31]))
+    with pytest.raises(ValueError, match=r"Gaussian id 2147483648: .* ids from 0 to 2147483647"):
+        grendel(scene, LocalCommunicator(), compiled)
 
 
 def test_halo_none_changes_the_gradient_only_where_a_border_runs(scene):

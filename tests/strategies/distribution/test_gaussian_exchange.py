@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 
 from cuda_src import exchange as ex
 from cuda_src import operators as op
-from cuda_src.layout import GRADIENT
+from cuda_src import reference
+from cuda_src.layout import GRADIENT, RECORD, RECORD_STRIDE
 from cuda_src.operators import KernelSet
 from cuda_src.workspace import Workspace
 from strategies.distribution.codec import CODECS
@@ -21,20 +25,37 @@ from strategies.distribution.gaussian_exchange import (
 from strategies.distribution.regions import Regions, cut_regions
 from strategies.distribution.virtual import VirtualWorld
 
-PORTABLE = KernelSet("portable")
+
+@pytest.fixture(params=["portable", "compiled"])
+def kernels(request, monkeypatch) -> KernelSet:
+    """Of either layout on the wire. The reference computes in that of compiled kernels, where nothing is unpacked."""
+    if request.param == "compiled":
+        stand_in = ModuleType("cuda_src.compiled")
+        vars(stand_in).update({name: getattr(reference, name) for name in reference.__all__})
+        stand_in.pack_records = pack_in_words
+        del stand_in.unpack_records
+        monkeypatch.setitem(sys.modules, "cuda_src.compiled", stand_in)
+    return KernelSet(request.param)
+
+
+def pack_in_words(kernels: KernelSet, splats: op.Splats, routing: ex.Routing, rank: int, wire: torch.Tensor) -> None:
+    """Of an id's two words the lower one is all of it."""
+    wide = wire.new_zeros((len(wire), RECORD + 2))
+    reference.pack_records(kernels, splats, routing, rank, wide)
+    wire[:, :RECORD_STRIDE] = wide[:, :RECORD_STRIDE]
 
 
 @pytest.fixture
-def make_passage(scene):
+def make_passage(scene, kernels):
     """Builds a rank's passage of the first view, from the Gaussians whose id leaves the rank as a remainder."""
     camera = scene.cameras[0]
 
     def make(comm: Communicator, work: Workspace, codec: str = "dense") -> Passage:
         mine = torch.arange(scene.source.count)[comm.rank :: comm.ranks]
-        splats = op.project(PORTABLE, scene.source.parameters[mine], mine, camera, 3, work)
+        splats = op.project(kernels, scene.source.parameters[mine], mine, camera, 3, work)
         splats = op.Splats(*(t.clone() for t in (splats.rows, splats.ids, splats.records)))
         (owners,) = regions_of(comm.ranks).owners(torch.device("cpu"))
-        return Passage(GaussianExchange(comm, PORTABLE, codec=codec), splats, camera, owners, work)
+        return Passage(GaussianExchange(comm, kernels, codec=codec), splats, camera, owners, work)
 
     def regions_of(ranks: int) -> Regions:
         return cut_regions([camera], [torch.ones(camera.tiles)], ranks, "block")
@@ -48,11 +69,11 @@ def depart(passage: Passage) -> op.Splats:
     return passage.arrive()
 
 
-def all_records(scene, ranks: int, regions: Regions) -> list[dict[int, torch.Tensor]]:
+def all_records(scene, kernels: KernelSet, ranks: int, regions: Regions) -> list[dict[int, torch.Tensor]]:
     """By rank and id: the records that touch its tiles, from one projection of everything."""
     work, ids = Workspace(), torch.arange(scene.source.count)
-    splats = op.project(PORTABLE, scene.source.parameters, ids, scene.cameras[0], 3, work)
-    bins = op.bin_splats(PORTABLE, splats, scene.cameras[0], work)
+    splats = op.project(kernels, scene.source.parameters, ids, scene.cameras[0], 3, work)
+    bins = op.bin_splats(kernels, splats, scene.cameras[0], work)
     found: list[dict[int, torch.Tensor]] = [{} for _ in range(ranks)]
     tile = bins.tiles.long().repeat_interleave(bins.starts.diff())
     for rank, splat in zip(regions.owner(0)[tile].tolist(), bins.splat.tolist(), strict=True):
@@ -62,17 +83,19 @@ def all_records(scene, ranks: int, regions: Regions) -> list[dict[int, torch.Ten
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("wire", ["as it comes", "too short"])
-def test_every_rank_gets_the_records_of_its_tiles_and_their_instances(scene, make_passage, ranks, wire, monkeypatch):
+def test_every_rank_gets_the_records_of_its_tiles_and_their_instances(
+    scene, kernels, make_passage, ranks, wire, monkeypatch
+):
     if wire == "too short":
         monkeypatch.setattr(Passage, "_pack", shortened(Passage._pack))
     make, regions_of = make_passage
-    expected = all_records(scene, ranks, regions_of(ranks))
+    expected = all_records(scene, kernels, ranks, regions_of(ranks))
 
     def main(comm: Communicator):
         passage = make(comm, Workspace())
         splats = depart(passage)
         tiles = regions_of(ranks).of(comm.rank, 0)
-        bins = op.bin_splats(PORTABLE, splats, scene.cameras[0], Workspace(), tiles)
+        bins = op.bin_splats(kernels, splats, scene.cameras[0], Workspace(), tiles)
         assert passage.instances == bins.instances
         assert passage.visible == passage.needed == passage.splats.count
         return splats, comm.ledger
@@ -82,8 +105,8 @@ def test_every_rank_gets_the_records_of_its_tiles_and_their_instances(scene, mak
         for gaussian, record in zip(splats.ids.tolist(), splats.records, strict=True):
             assert torch.equal(record, records[gaussian])
         sent = ledger.payload["exchange_forward"] // FORWARD_BYTES
-        counts = ranks * ex.ROUTE_COUNTS * 8
-        assert torch.equal(ledger.metadata["exchange_forward"].sum(), (8 * sent).sum() + counts * ranks)
+        counts, id_bytes = ranks * ex.ROUTE_COUNTS * 8, 4 if kernels.backend == "compiled" else 8
+        assert torch.equal(ledger.metadata["exchange_forward"].sum(), (id_bytes * sent).sum() + counts * ranks)
 
 
 def shortened(pack):
@@ -97,10 +120,10 @@ def shortened(pack):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_gradients_return_to_their_splat_and_sum_over_ranks(scene, make_passage, codec, ranks):
+def test_gradients_return_to_their_splat_and_sum_over_ranks(scene, kernels, make_passage, codec, ranks):
     """Each rank gives back, for the Gaussian of id i, (i + 1) times its own number + 1 in every column."""
     make, regions_of = make_passage
-    touched = all_records(scene, ranks, regions_of(ranks))
+    touched = all_records(scene, kernels, ranks, regions_of(ranks))
 
     def main(comm: Communicator):
         passage = make(comm, Workspace(), codec)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from strategies.distribution.communicator import Communicator
+from strategies.distribution.communicator import Communicator, Terms
 from strategies.distribution.gloo import GlooCommunicator
 from strategies.distribution.virtual import VirtualWorld
 
@@ -24,9 +24,13 @@ def conversation(comm: Communicator) -> dict[str, torch.Tensor]:
     total = comm.reduce("c", torch.tensor([1.0 + rank]))
     parts = torch.cat(comm.gather("d", rows))
     received = pending.wait()
+    into = torch.full((sum(heard), 1), 7.0)
+    others = comm.exchange("e", rows, send, heard, terms=Terms(own=False, into=into)).wait()
+    assert others is into
     comm.barrier()
     return {
         "received": received,
+        "others": others,
         "counts": counts,
         "total": total,
         "parts": parts,
@@ -39,7 +43,7 @@ def gloo_rank(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     comm = GlooCommunicator()
     said = conversation(comm)
-    assert set(comm.exposed_seconds) == {"a", "b", "c", "d"}
+    assert set(comm.exposed_seconds) == {"a", "b", "c", "d", "e"}
     assert all(s >= 0 for s in (*comm.exposed_seconds.values(), *comm.hidden_seconds.values()))
     torch.save(said, f"{folder}/{rank}.pt")
     dist.barrier()

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.distribution.communicator import Communicator, LocalCommunicator
+from strategies.distribution.communicator import Communicator, LocalCommunicator, Terms
 from strategies.distribution.virtual import VirtualWorld
 
 
@@ -36,6 +36,26 @@ def test_exchange_delivers_every_row_to_its_destination_in_order_of_source(ranks
     for rank, (sent, ledger) in enumerate(results):
         assert ledger.payload["test"][rank].tolist() == [16 * n for n in sent]
         assert ledger.payload["test"].sum() == 16 * sum(sent)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("own", [True, False])
+def test_rows_are_received_in_the_memory_that_is_given_for_them(ranks, own):
+    def main(comm: Communicator) -> None:
+        mine = ragged(comm.rank, ranks, 5)
+        theirs = [ragged(s, ranks, 5)[comm.rank] for s in range(ranks)]
+        into = torch.full((sum(theirs), 2), -1)
+        rows = torch.tensor([[comm.rank, d] for d, n in enumerate(mine) for _ in range(n)]).reshape(-1, 2)
+        received = comm.exchange("test", rows, mine, theirs, terms=Terms(own=own, into=into)).wait()
+        assert received is into
+        expected = torch.tensor([[s, comm.rank] for s, n in enumerate(theirs) for _ in range(n)]).reshape(-1, 2)
+        if not own:
+            expected[expected[:, 0] == comm.rank] = -1
+        assert torch.equal(into, expected)
+
+    VirtualWorld(ranks).run(main)
+    if ranks == 1:
+        main(LocalCommunicator())
 
 
 def test_only_one_rank_runs_at_a_time():
