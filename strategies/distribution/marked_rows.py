@@ -22,6 +22,12 @@ class MarkedRows:
 
     def positions(self, count: int) -> torch.Tensor:
         """Of all marked rows, ascending, [count] int64. count: how many they are."""
-        # The k-th of them is the first row with k up to it: `nonzero` would make the host wait to count them again.
-        numbers = torch.arange(1, count + 1, device=self._up_to.device)
-        return torch.searchsorted(self._up_to, numbers)
+        return marked(self._up_to, count)
+
+
+def marked(up_to: torch.Tensor, count: int) -> torch.Tensor:
+    """Positions of marked rows, ascending, [count] int64; up_to: [n] int64, how many there are up to and with each.
+
+    The k-th of them is the first row with k up to it: `nonzero` would make the host wait to count them again.
+    """
+    return torch.searchsorted(up_to, torch.arange(1, count + 1, device=up_to.device))

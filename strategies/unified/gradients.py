@@ -128,12 +128,15 @@ class RemoteAtomic(GradientReturn):
         """Whole sectors of an accumulator for each instance that the backward walks over."""
         table = torch.zeros((self.places, self.places), dtype=torch.int64)
         for place, of_place in enumerate(frames):
-            for view, frame in of_place.items():
-                slots = frame.bins.splat[walked(frame.bins, frame.raster)].long()
-                ends = torch.tensor(self.route.first[view][place][1:], device=slots.device)
-                owners = torch.searchsorted(ends, slots, right=True)
-                table[place] += torch.bincount(owners, minlength=self.places).cpu()
+            counted = [self._walked_by_owner(view, place, frame) for view, frame in of_place.items()]
+            if counted:
+                table[place] = torch.stack(counted).sum(0).cpu()  # One read by the host a place.
         return table * item_bytes(BACKWARD_BYTES)
+
+    def _walked_by_owner(self, view: int, place: int, frame: Frame) -> torch.Tensor:
+        """Instances that the place's backward walks over, [places] int64 by owner of their splat, on its device."""
+        counted, slots = walked(frame.bins, frame.raster), frame.bins.splat
+        return torch.stack([(counted & (slots < end)).sum() for end in self.route.first[view][place]]).diff()
 
 
 class LocalReduce(GradientReturn):
@@ -164,8 +167,11 @@ def walked(bins: Bins, raster: Raster) -> torch.Tensor:
     """Instances that the raster backward walks over, [M] bool: up to the last that a pixel of their tile blended."""
     deepest = F.max_pool2d(raster.last[None].double(), TILE, ceil_mode=True)[0].flatten()[bins.tiles.long()]
     lengths = bins.starts[1:] - bins.starts[:-1]
-    number = torch.arange(bins.instances, device=lengths.device) - bins.starts[:-1].repeat_interleave(lengths)
-    return number < deepest.repeat_interleave(lengths)
+    # Said beforehand how many they are, nobody waits.
+    first, last = (
+        of_tile.repeat_interleave(lengths, output_size=bins.instances) for of_tile in (bins.starts[:-1], deepest)
+    )
+    return torch.arange(bins.instances, device=lengths.device) - first < last
 
 
 GRADIENT_RETURNS: dict[str, type[GradientReturn]] = {

@@ -69,8 +69,8 @@ def test_an_inbox_keeps_every_bit_of_records_and_rows(dtype, record):
     records = torch.randn(len(rows), RECORD, dtype=dtype, generator=torch.Generator().manual_seed(0))
     half = torch.arange(4)
     owners = [
-        Addressed([Splats(half, rows[:4], records[:4])], [[half[:1], half[1:]]]),
-        Addressed([Splats(half, rows[4:], records[4:])], [[half, half[2:2]]]),
+        Addressed([Splats(half, rows[:4], records[:4])], [[half[:1], half[1:]]], [[1, 3]]),
+        Addressed([Splats(half, rows[4:], records[4:])], [[half, half[2:2]]], [[4, 0]]),
     ]
     route = Route.reserve(owners, [Inboxed(), Inboxed()], record, dtype)
     for source in (0, 1):
@@ -78,6 +78,7 @@ def test_an_inbox_keeps_every_bit_of_records_and_rows(dtype, record):
     first, second = route.received(0, 0), route.received(0, 1)
     assert first.ids.tolist() == [rows[0], *rows[4:]]
     assert second.ids.tolist() == rows[1:4].tolist()
+    assert [route.instances(0, place) for place in (0, 1)] == [5, 3]
     assert torch.equal(first.records, torch.cat([records[:1], records[4:]]))
     assert torch.equal(second.records, records[1:4])
     assert route.stored_bytes().tolist() == ([[64, 192], [256, 0]] if record == 64 else [[64, 160], [224, 0]])
