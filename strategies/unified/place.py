@@ -89,7 +89,7 @@ class Place:
         for view, (camera, work) in enumerate(zip(regions.cameras, self.arena.works, strict=False)):
             own = regions.segment(self.number, view)
             if own:
-                splats = route.received(view, self.number)
+                splats = route.received(view, self.number, self.kernels, work)
                 tiles = work.numbers(camera.tiles)[own.start : own.stop]
                 instances, limit = route.instances(view, self.number), self._limit(regions, view)
                 binned[view] = (

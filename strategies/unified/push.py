@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from cuda_src.exchange import SENT_INSTANCES, SENT_RECORDS, Routing
+from cuda_src.exchange import SENT_INSTANCES, SENT_RECORDS, Routing, take_records
 from cuda_src.layout import RECORD
-from cuda_src.operators import Splats
+from cuda_src.operators import KernelSet, Splats
+from cuda_src.workspace import Workspace
 from strategies.distribution.ledger import Ledger
 from strategies.distribution.marked_rows import marked
 from strategies.unified.arenas import Arena
@@ -132,12 +133,15 @@ class Route:
         # Rows take 32 bits, unsigned: the sign that int32 reads into them goes.
         return numbers(self.inboxes[view][destination]).to(torch.int64) & 0xFFFFFFFF
 
-    def received(self, view: int, destination: int) -> Splats:
-        """On the destination's stream: the splats of its inbox, by slot; their ids are rows of the table."""
+    def received(self, view: int, destination: int, kernels: KernelSet, work: Workspace) -> Splats:
+        """On the destination's stream: the splats of its inbox, by slot, in its workspace of the view.
+
+        Their ids are rows of the table.
+        """
         inbox = self.inboxes[view][destination]
-        return Splats(
-            torch.arange(len(inbox), device=inbox.device), self.rows(view, destination), inbox[:, :RECORD].contiguous()
-        )
+        # As kernels read them, so that none makes a copy of its own.
+        records = take_records(kernels, work, "inbox.records", len(inbox)).copy_(inbox[:, :RECORD])
+        return Splats(torch.arange(len(inbox), device=inbox.device), self.rows(view, destination), records)
 
     def stored_bytes(self) -> torch.Tensor:
         """Bytes of the slots by source and destination, [places, places] int64, in sectors of 32 B."""

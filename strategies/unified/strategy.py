@@ -68,7 +68,7 @@ class Unified(Strategy):
         with clock("exchange_backward"):
             partials = each(lambda p: [back.collect(view, p.number) for view in range(ctx.batch)])
         # Outside the stage: to count what moved can cost more than to move it.
-        back.enter(ledger, "exchange_backward", frames)
+        moved = back.count_bytes(frames)
         with clock("project_backward"):
             each(lambda p: p.project_backward(regions, degree, route.owners[p.number], partials[p.number]))
         with clock("optimize"):
@@ -76,6 +76,9 @@ class Unified(Strategy):
             each(lambda p: p.optimize(self._images_seen))
         with clock("rebalance"):
             self._learn(views, regions, frames)
+        # Known by now, and the GPUs still have what is queued since.
+        for place, bytes_to in enumerate(moved().tolist()):
+            ledger.add("exchange_backward", place, bytes_to)
         visible = sum(splats.count for owner in route.owners for splats in owner.splats)
         instances = sum(frame.bins.instances for of_place in frames for frame in of_place.values())
         home = self.places[0].arena.device

@@ -127,12 +127,9 @@ def check(scene, gpus, steps: int = 6, batch: int = 1, training: Training = EXAC
 
 
 @pytest.mark.parametrize("gpus", PLACES)
-@pytest.mark.parametrize("exchange", ["push", "local_reduce"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_steady_step_makes_the_host_wait_for_counts_alone(crowd, gpus, exchange):
-    """Counts come in pinned memory behind an event; whatever else PyTorch would wait for is an error.
-
-    `remote_atomic` reads how many instances its backward walked over, for the ledger.
-    """
+    """Counts come in pinned memory behind an event; whatever else PyTorch would wait for is an error."""
     scene, order = crowd(), ViewQueue(range(4), shuffle=False)
     strategy = unified(scene, gpus, EXACT, 2, exchange=exchange)
     kept = {
