@@ -66,6 +66,10 @@ class Incoming:
     positions: torch.Tensor | None = None
 
 
+Arrival = Callable[[], Incoming]
+"""Waits for what comes back."""
+
+
 class Codec(ABC):
     """One way to move the rows. Stateless unless it says otherwise; every call is collective."""
 
@@ -79,8 +83,10 @@ class Codec(ABC):
         return 0
 
     @abstractmethod
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
-        """Start; what is returned waits for what comes back, and is called once, in the order of the sends.
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
+        """Start. What is returned goes on, for which the host has to know what a sparse code leaves out, and returns
+        what waits. Each is called once, in the order of the sends: the former of them all before the first that waits,
+        so that one return crosses while another is summed.
 
         awaited: [ranks][views], rows of each group by source. Bytes are payload unless said.
         """
@@ -92,14 +98,14 @@ class Dense(Codec):
     name = "dense"
     moves_own = False
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
         back = by_rank(awaited)
         pending = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, back, terms=Terms(own=False))
-        return lambda: Incoming(pending.wait())
+        return lambda: lambda: Incoming(pending.wait())
 
 
 class Sparse(Codec):
-    """Rows that are not zero. How many they are the host learns in the call that waits, and sends them there."""
+    """Rows that are not zero. How many they are the host learns when it goes on."""
 
     def __init__(self) -> None:
         self._copies = HostCopies()
@@ -118,20 +124,20 @@ class Bitmap(Sparse):
 
     name = "bitmap"
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
         bits = pack_bits(outgoing.nonzero, _each(outgoing.counts))
         coming = comm.exchange(STAGE, bits, _bitmaps(outgoing.counts), _bitmaps(awaited))
         leaving = MarkedRows(outgoing.nonzero, outgoing.by_destination)
 
-        def finish() -> Incoming:
+        def proceed() -> Arrival:
             arriving = MarkedRows(unpack_bits(coming.wait(), _each(awaited)), by_rank(awaited))
             sent, came = self._read(leaving, arriving)
             rows = outgoing.rows.index_select(0, leaving.positions(sum(sent)))
             pending = comm.exchange(STAGE, rows, sent, came)
             positions = arriving.positions(sum(came))
-            return Incoming(pending.wait(), positions)
+            return lambda: Incoming(pending.wait(), positions)
 
-        return finish
+        return proceed
 
 
 class Index(Sparse):
@@ -142,21 +148,25 @@ class Index(Sparse):
 
     name = "index"
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
         leaving = MarkedRows(outgoing.nonzero, outgoing.by_destination)
         counted = comm.counts(STAGE, leaving.counts[:, None])
 
-        def finish() -> Incoming:
+        def proceed() -> Arrival:
             (sent,), came = self._read(leaving), counted.wait()[:, 0].tolist()
             where = leaving.positions(sum(sent))
             rows = outgoing.rows.index_select(0, where)
             # Only a rank's own positions travel: they fit 32 bits however many records a rank sends.
             own = _moved(where, sent, [-first for first in _firsts(outgoing.counts)]).to(torch.int32)
-            pending = comm.exchange(STAGE, own, sent, came)
-            came_rows = comm.exchange(STAGE, rows, sent, came).wait()
-            return Incoming(came_rows, _moved(pending.wait().to(torch.int64), came, _firsts(awaited)))
+            places, pending = (comm.exchange(STAGE, part, sent, came) for part in (own, rows))
 
-        return finish
+            def arrive() -> Incoming:
+                positions = _moved(places.wait().to(torch.int64), came, _firsts(awaited))
+                return Incoming(pending.wait(), positions)
+
+            return arrive
+
+        return proceed
 
 
 class BFloat16(Codec):
@@ -177,7 +187,7 @@ class BFloat16(Codec):
         tensors = (t for kept in self._remainders.values() for t in kept)
         return sum(t.numel() * t.element_size() for t in tensors)
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
         rounded = torch.empty_like(outgoing.rows, dtype=torch.bfloat16)
         groups = _each(outgoing.counts)
         ids, rows, out = (tensor.split(groups) for tensor in (outgoing.ids, outgoing.rows, rounded))
@@ -190,7 +200,7 @@ class BFloat16(Codec):
         packed = rounded.view(torch.uint8)
         pending = comm.exchange(STAGE, packed, outgoing.by_destination, by_rank(awaited))
         real = outgoing.rows.dtype
-        return lambda: Incoming(pending.wait().contiguous().view(torch.bfloat16).to(real))
+        return lambda: lambda: Incoming(pending.wait().contiguous().view(torch.bfloat16).to(real))
 
     def _rounded(self, view: int, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The rows with what was left of them, rounded; what that leaves is kept. ids are distinct."""

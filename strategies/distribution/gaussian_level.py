@@ -413,6 +413,9 @@ class GaussianLevel(Strategy):
     def _update(self, shares: Sequence[Share], images_seen: int) -> None:
         """Move this rank's Gaussians by the gradients of its splats of every view. images_seen: with this step's."""
         clock = self.ctx.clock
+        with clock("exchange_backward"):
+            for share in shares:
+                share.passage.proceed()
         for share in shares:
             with clock("exchange_backward"):
                 partial = share.passage.collect()

@@ -46,7 +46,7 @@ def exchange_all(codec: str, ranks: int, most: int, share: float, seed: int = 0)
     def main(comm: Communicator):
         outgoing = outgoing_of(comm.rank, group_counts(comm.rank, ranks, most, seed), share, seed)
         awaited = torch.stack([group_counts(s, ranks, most, seed)[comm.rank] for s in range(ranks)])
-        incoming = CODECS[codec]().send(comm, outgoing, awaited.tolist())()
+        incoming = CODECS[codec]().send(comm, outgoing, awaited.tolist())()()
         assert incoming.positions is None or (incoming.positions.diff() > 0).all()
         return outgoing, dense_rows(incoming, int(awaited.sum())), comm.ledger
 
@@ -84,6 +84,26 @@ def test_lossless_codecs_deliver_what_dense_delivers(ranks, most, share, seed):
     for codec in LOSSLESS[1:]:
         for (_, ours, _), (_, expected, _) in zip(exchange_all(codec, ranks, most, share, seed), dense, strict=True):
             assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("codec", LOSSLESS)
+def test_several_returns_are_under_way_at_once(codec):
+    """All go on before the first is waited for, as those of a batch do."""
+    ranks, seeds = 3, (0, 1, 2)
+
+    def main(comm: Communicator):
+        code, counts = CODECS[codec](), [group_counts(comm.rank, ranks, 20, seed) for seed in seeds]
+        awaited = [torch.stack([group_counts(s, ranks, 20, seed)[comm.rank] for s in range(ranks)]) for seed in seeds]
+        sends = [outgoing_of(comm.rank, n, 0.6, seed) for n, seed in zip(counts, seeds, strict=True)]
+        leaving = [code.send(comm, one, due.tolist()) for one, due in zip(sends, awaited, strict=True)]
+        arrivals = [proceed() for proceed in leaving]
+        return [dense_rows(arrive(), int(due.sum())) for arrive, due in zip(arrivals, awaited, strict=True)]
+
+    together = VirtualWorld(ranks).run(main)
+    for number, seed in enumerate(seeds):
+        alone = exchange_all(codec, ranks, 20, 0.6, seed)
+        for rank in range(ranks):
+            assert torch.equal(together[rank][number], alone[rank][1])
 
 
 @settings(max_examples=15, deadline=None)
@@ -146,7 +166,7 @@ def visit(codec, rows: torch.Tensor, ids: torch.Tensor, view: int = 5) -> torch.
 
     def main(comm: Communicator):
         counts = [[len(rows)]]
-        return codec.send(comm, Outgoing(rows, counts, [view], ids), counts)().rows
+        return codec.send(comm, Outgoing(rows, counts, [view], ids), counts)()().rows
 
     return VirtualWorld(1).run(main)[0]
 
