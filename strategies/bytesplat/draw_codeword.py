@@ -58,7 +58,7 @@ def draw(path: Path) -> None:
     rows = partial_gradients()
     count = len(rows)
     kept = nonzero_rows(rows)
-    packed = pack_bits(kept, torch.tensor([count]))
+    packed = pack_bits(kept, [count])
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     dense, code = figure.subplots(2, 1, sharex=True)
     for record in range(count):

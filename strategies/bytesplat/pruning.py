@@ -69,8 +69,9 @@ def blend_weights(kernels: KernelSet, splats: Splats, bins: Bins, camera: Camera
 
 def tile_benefits(bins: Bins, capacity: int, splats: int) -> torch.Tensor:
     """Sum over the tiles over capacity that hold a splat of 1 / excess, by splat, [V] float64."""
-    excess = (list_lengths(bins) - capacity).clamp(min=0).double()
-    worth = torch.where(excess > 0, 1 / excess, 0.0).repeat_interleave(list_lengths(bins))
+    lengths = list_lengths(bins)
+    excess = (lengths - capacity).clamp(min=0).double()
+    worth = torch.where(excess > 0, 1 / excess, 0.0).repeat_interleave(lengths, output_size=bins.instances)
     return worth.new_zeros(splats).index_add_(0, bins.splat.long(), worth)
 
 
@@ -134,9 +135,9 @@ class Pruner:
         return int(every.sort().values[missing - 1])
 
     def _ordered(self, ids: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """All ranks' ids by ascending key, then id; keys travel as their bits. Collective."""
+        """All ranks' ids by ascending key, then id, on the device; keys travel as their bits. Collective."""
         parts = self._comm.gather(STAGE, torch.stack([ids.cpu(), keys.double().cpu().view(torch.int64)], dim=1))
-        every, bits = torch.cat(parts).unbind(dim=1)
+        every, bits = torch.cat(parts).to(self._workspace.device).unbind(dim=1)
         by_id = torch.argsort(every)
         values = bits[by_id].contiguous().view(torch.float64)
         return every[by_id][torch.argsort(values, stable=True)]
@@ -145,12 +146,12 @@ class Pruner:
 def _removals(
     bins: Bins, ids: torch.Tensor, sorted_ids: torch.Tensor, place: torch.Tensor, capacity: int
 ) -> torch.Tensor:
-    """How many Gaussians must have gone before each tile over capacity fits, [over] int64.
+    """How many Gaussians must have gone before each tile over capacity fits, [over] int64 on the host.
 
     sorted_ids, place: ids in ascending order and when each of them goes.
     """
-    lengths, splat, ids = list_lengths(bins).cpu(), bins.splat.cpu().long(), ids.cpu().long()
-    tile = torch.arange(len(lengths)).repeat_interleave(lengths)
+    lengths, splat, ids = list_lengths(bins), bins.splat.long(), ids.long()
+    tile = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths, output_size=bins.instances)
     member = lengths[tile] > capacity
     tile = tile[member]
     goes = place[torch.searchsorted(sorted_ids, ids[splat[member]])]
@@ -158,4 +159,4 @@ def _removals(
     over = lengths[lengths > capacity]
     first = over.cumsum(0) - over
     # Its list is short enough once the last of its excess has gone.
-    return goes[first + (over - capacity) - 1] + 1
+    return (goes[first + (over - capacity) - 1] + 1).cpu()

@@ -106,7 +106,7 @@ class ByteSplat(GaussianLevel):
         order = pruner.removable(ids, survey)
         count = pruner.needed(views, self._look, order, survey, self.capacity, options.target_share)
         removed = order[:count] if options.prune == "hardware" else pruner.least_important(ids, survey, count)
-        self._own(self.gaussians.rows(~torch.isin(ids.cpu(), removed).to(ids.device)))
+        self._own(self.gaussians.rows(~torch.isin(ids, removed)))
         self.occlusion.clear()
         self._pruned = True
 

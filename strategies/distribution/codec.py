@@ -11,11 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, chain
 
 import torch
 
 from strategies.distribution.codec_bits import bitmap_bytes, pack_bits, unpack_bits
 from strategies.distribution.communicator import Communicator, Terms
+from strategies.distribution.host_copies import HostCopies
+from strategies.distribution.marked_rows import MarkedRows
 
 STAGE = "exchange_backward"
 
@@ -63,6 +66,10 @@ class Incoming:
     positions: torch.Tensor | None = None
 
 
+Arrival = Callable[[], Incoming]
+"""Waits for what comes back."""
+
+
 class Codec(ABC):
     """One way to move the rows. Stateless unless it says otherwise; every call is collective."""
 
@@ -76,8 +83,10 @@ class Codec(ABC):
         return 0
 
     @abstractmethod
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
-        """Start; what is returned waits for what comes back, and is called once, in the order of the sends.
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
+        """Start. What is returned goes on, for which the host has to know what a sparse code leaves out, and returns
+        what waits. Each is called once, in the order of the sends: the former of them all before the first that waits,
+        so that one return crosses while another is summed.
 
         awaited: [ranks][views], rows of each group by source. Bytes are payload unless said.
         """
@@ -89,13 +98,25 @@ class Dense(Codec):
     name = "dense"
     moves_own = False
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
         back = by_rank(awaited)
         pending = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, back, terms=Terms(own=False))
-        return lambda: Incoming(pending.wait())
+        return lambda: lambda: Incoming(pending.wait())
 
 
-class Bitmap(Codec):
+class Sparse(Codec):
+    """Rows that are not zero. How many they are the host learns when it goes on."""
+
+    def __init__(self) -> None:
+        self._copies = HostCopies()
+
+    def _read(self, *rows: MarkedRows) -> list[list[int]]:
+        """How many are marked in each part, of each of the given: one copy to the host, which waits for it."""
+        counts = torch.stack([one.counts for one in rows])
+        return self._copies.start(counts).read(lambda there: there.tolist())
+
+
+class Bitmap(Sparse):
     """One bit a record, whole bytes a group, and the rows that are not zero: 36 (1 - z) + 1/8 B a record.
 
     The bitmap is payload: it is the code itself, and it stands in for the counts that other codes need besides.
@@ -103,23 +124,23 @@ class Bitmap(Codec):
 
     name = "bitmap"
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
-        sent = outgoing.nonzero
-        counts, due = torch.tensor(outgoing.counts), torch.tensor(awaited)
-        bits = pack_bits(sent, counts.reshape(-1))
-        to, back = bitmap_bytes(counts).sum(1).tolist(), bitmap_bytes(due).sum(1).tolist()
-        coming = comm.exchange(STAGE, bits, to, back)
-        kept, rows = _kept(sent, outgoing.by_destination), outgoing.rows[sent]
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
+        bits = pack_bits(outgoing.nonzero, _each(outgoing.counts))
+        coming = comm.exchange(STAGE, bits, _bitmaps(outgoing.counts), _bitmaps(awaited))
+        leaving = MarkedRows(outgoing.nonzero, outgoing.by_destination)
 
-        def finish() -> Incoming:
-            came = unpack_bits(coming.wait(), due.reshape(-1))
-            back = _kept(came, by_rank(awaited))
-            return Incoming(comm.exchange(STAGE, rows, kept, back).wait(), came.nonzero()[:, 0])
+        def proceed() -> Arrival:
+            arriving = MarkedRows(unpack_bits(coming.wait(), _each(awaited)), by_rank(awaited))
+            sent, came = self._read(leaving, arriving)
+            rows = outgoing.rows.index_select(0, leaving.positions(sum(sent)))
+            pending = comm.exchange(STAGE, rows, sent, came)
+            positions = arriving.positions(sum(came))
+            return lambda: Incoming(pending.wait(), positions)
 
-        return finish
+        return proceed
 
 
-class Index(Codec):
+class Index(Sparse):
     """The rows that are not zero, each with its position: 40 (1 - z) B a record. Counts are metadata.
 
     A position is an int32 within what goes from this source to that destination.
@@ -127,24 +148,25 @@ class Index(Codec):
 
     name = "index"
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
-        sent = outgoing.nonzero
-        to = _kept(sent, outgoing.by_destination)
-        counted = comm.counts(STAGE, torch.tensor(to)[:, None])
-        where = sent.nonzero()[:, 0]
-        # Only a group's own positions travel: they fit 32 bits however many records a rank sends.
-        where -= _first(outgoing.counts).to(where.device).repeat_interleave(torch.tensor(to, device=where.device))
-        sent_rows = outgoing.rows[sent]
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
+        leaving = MarkedRows(outgoing.nonzero, outgoing.by_destination)
+        counted = comm.counts(STAGE, leaving.counts[:, None])
 
-        def finish() -> Incoming:
-            back = counted.wait()[:, 0].tolist()
-            pending = comm.exchange(STAGE, where.to(torch.int32), to, back)
-            rows = comm.exchange(STAGE, sent_rows, to, back).wait()
-            positions = pending.wait().to(torch.int64)
-            positions += _first(awaited).to(rows.device).repeat_interleave(torch.tensor(back, device=rows.device))
-            return Incoming(rows, positions)
+        def proceed() -> Arrival:
+            (sent,), came = self._read(leaving), counted.wait()[:, 0].tolist()
+            where = leaving.positions(sum(sent))
+            rows = outgoing.rows.index_select(0, where)
+            # Only a rank's own positions travel: they fit 32 bits however many records a rank sends.
+            own = _moved(where, sent, [-first for first in _firsts(outgoing.counts)]).to(torch.int32)
+            places, pending = (comm.exchange(STAGE, part, sent, came) for part in (own, rows))
 
-        return finish
+            def arrive() -> Incoming:
+                positions = _moved(places.wait().to(torch.int64), came, _firsts(awaited))
+                return Incoming(pending.wait(), positions)
+
+            return arrive
+
+        return proceed
 
 
 class BFloat16(Codec):
@@ -165,17 +187,20 @@ class BFloat16(Codec):
         tensors = (t for kept in self._remainders.values() for t in kept)
         return sum(t.numel() * t.element_size() for t in tensors)
 
-    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Incoming]:
-        column = _column(outgoing.counts).to(outgoing.rows.device)
-        rounded = torch.empty(outgoing.rows.shape, dtype=torch.bfloat16, device=outgoing.rows.device)
+    def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
+        rounded = torch.empty_like(outgoing.rows, dtype=torch.bfloat16)
+        groups = _each(outgoing.counts)
+        ids, rows, out = (tensor.split(groups) for tensor in (outgoing.ids, outgoing.rows, rounded))
         for number, view in enumerate(outgoing.views):
-            group = (column == number).nonzero()[:, 0]
-            rounded[group] = self._rounded(view, outgoing.ids[group], outgoing.rows[group])
+            of_view = slice(number, None, len(outgoing.views))
+            values = self._rounded(view, torch.cat(ids[of_view]), torch.cat(rows[of_view]))
+            for room, part in zip(out[of_view], values.split(groups[of_view]), strict=True):
+                room.copy_(part)
         # As bytes: not every engine moves bfloat16.
         packed = rounded.view(torch.uint8)
         pending = comm.exchange(STAGE, packed, outgoing.by_destination, by_rank(awaited))
         real = outgoing.rows.dtype
-        return lambda: Incoming(pending.wait().contiguous().view(torch.bfloat16).to(real))
+        return lambda: lambda: Incoming(pending.wait().contiguous().view(torch.bfloat16).to(real))
 
     def _rounded(self, view: int, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The rows with what was left of them, rounded; what that leaves is kept. ids are distinct."""
@@ -196,22 +221,24 @@ CODECS: dict[str, type[Codec]] = {codec.name: codec for codec in (Dense, Bitmap,
 
 def nonzero_rows(rows: torch.Tensor) -> torch.Tensor:
     """Which rows have any value that is not exactly zero, [n, k] -> [n] bool; NaN is not zero."""
-    return (rows != 0).any(dim=1)
+    return rows.any(dim=1)
 
 
-def _kept(mask: torch.Tensor, lengths: Sequence[int]) -> list[int]:
-    """How many are set in each of the consecutive parts."""
-    return [int(part.sum()) for part in mask.split(list(lengths))]
+def _each(counts: Groups) -> list[int]:
+    """Rows of each group, in their order."""
+    return list(chain.from_iterable(counts))
 
 
-def _first(counts: Groups) -> torch.Tensor:
-    """Where each rank's rows begin, [ranks] int64."""
-    totals = torch.tensor(by_rank(counts))
-    return totals.cumsum(0) - totals
+def _bitmaps(counts: Groups) -> list[int]:
+    """Bytes of each rank's bitmaps."""
+    return [sum(map(bitmap_bytes, of_rank)) for of_rank in counts]
 
 
-def _column(counts: Groups) -> torch.Tensor:
-    """View column of each row, [n] int64."""
-    sizes = torch.tensor(counts)
-    ranks, views = sizes.shape
-    return torch.arange(views).repeat(ranks).repeat_interleave(sizes.reshape(-1))
+def _firsts(counts: Groups) -> list[int]:
+    """Where each rank's rows begin."""
+    return list(accumulate(by_rank(counts), initial=0))[:-1]
+
+
+def _moved(positions: torch.Tensor, lengths: Sequence[int], by: Sequence[int]) -> torch.Tensor:
+    """Each of the consecutive parts of the positions moved by a number of its own."""
+    return torch.cat([part + step for part, step in zip(positions.split(list(lengths)), by, strict=True)])

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-_WEIGHTS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
-"""Of a byte's bits; the lowest stands for the first flag."""
+
+def bitmap_bytes(flags: int) -> int:
+    """Bytes of a group's bitmap, for the number of its flags."""
+    return (flags + 7) // 8
 
 
-def bitmap_bytes(counts: torch.Tensor) -> torch.Tensor:
-    """Bytes of each group's bitmap, for the number of its flags; any shape, int64."""
-    return (counts + 7) // 8
-
-
-def pack_bits(flags: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def pack_bits(flags: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """[n] bool in groups of `counts` -> [bytes] uint8; bits beyond a group's end are 0."""
-    table = torch.zeros(8 * int(bitmap_bytes(counts).sum()), dtype=torch.bool, device=flags.device)
-    table[_places(counts).to(flags.device)] = flags
-    return (table.view(-1, 8) * _WEIGHTS.to(flags.device)).sum(dim=1, dtype=torch.uint8)
+    lengths = _padded(counts)
+    table = flags.new_zeros(sum(lengths))
+    for group, room in zip(flags.split(list(counts)), table.split(lengths), strict=True):
+        room[: len(group)] = group
+    return (table.view(torch.uint8).view(-1, 8) * _weights(flags.device)).sum(dim=1, dtype=torch.uint8)
 
 
-def unpack_bits(packed: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def unpack_bits(packed: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """The inverse of `pack_bits`: [bytes] uint8 -> [n] bool."""
-    table = (packed[:, None] & _WEIGHTS.to(packed.device)) != 0
-    return table.view(-1)[_places(counts).to(packed.device)]
+    table = ((packed[:, None] & _weights(packed.device)) != 0).view(-1)
+    return torch.cat([room[:n] for room, n in zip(table.split(_padded(counts)), counts, strict=True)])
 
 
-def _places(counts: torch.Tensor) -> torch.Tensor:
-    """Bit of each flag in the whole bitmap, [n] int64."""
-    skipped = 8 * bitmap_bytes(counts) - counts
-    before = skipped.cumsum(0) - skipped
-    return torch.arange(int(counts.sum())) + before.repeat_interleave(counts)
+def _padded(counts: Sequence[int]) -> list[int]:
+    """Flags of each group with those that fill its last byte."""
+    return [8 * bitmap_bytes(n) for n in counts]
+
+
+def _weights(device: torch.device) -> torch.Tensor:
+    """Of a byte's bits, [8] uint8; the lowest stands for the first flag. Made there: nobody waits for a copy."""
+    return 1 << torch.arange(8, dtype=torch.uint8, device=device)

@@ -39,6 +39,8 @@ def trials_of(exchange: GaussianExchange, passages: Sequence[Passage]) -> list[E
         for number, passage in enumerate(passages):
             passage.give_back(gradients[: sum(passage.rows_from)], number)
         for passage in passages:
+            passage.proceed()
+        for passage in passages:
             passage.collect()
 
     back = tuple((came, sent) for sent, came in there)

@@ -86,10 +86,10 @@ class Passage:
     """One view's records on their way to the ranks whose tiles they touch, and their gradients on the way back.
 
     Used in this order, by all ranks alike: made, which counts and packs what this rank sends and waits for nothing;
-    `fits` and `depart`, which need all ranks' counts on the host unless there is a room; `arrive`, `give_back`,
-    perhaps `collect_own`, `collect`. Between them comes whatever need not wait: that is what an exchange hides behind.
-    With a room nothing waits, and `settle` follows once the counts are there. workspace: of the view, holds what is
-    under way.
+    `fits` and `depart`, which need all ranks' counts on the host unless there is a room; `arrive`, `give_back`;
+    `proceed`, which needs counts where a codec leaves rows out; perhaps `collect_own`; `collect`. Between them comes
+    whatever need not wait: that is what an exchange hides behind. With a room nothing waits, and `settle` follows once
+    the counts are there. workspace: of the view, holds what is under way.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Passage:
     def give_back(self, gradients: torch.Tensor, view: int) -> None:
         """Start the return of the gradients of what arrived, [R, GRADIENT], as raster_backward left them.
 
-        They stay as they are until `collect`. view: the view's number.
+        They, and the workspace, stay as they are until `collect`. view: the view's number.
         """
         exchange = self._exchange
         hole = NO_HOLE if exchange.codec.moves_own else self._hole
@@ -200,7 +200,11 @@ class Passage:
         exchange.records += rows.shape[0]
         self._gradients = None if exchange.codec.moves_own else gradients
         outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._arrived.ids)
-        self._returning = exchange.codec.send(exchange.comm, outgoing, [[n] for n in self._to])
+        self._leaving = exchange.codec.send(exchange.comm, outgoing, [[n] for n in self._to])
+
+    def proceed(self) -> None:
+        """Let the gradients follow that could not leave before the host knew how many they are."""
+        self._returning = self._leaving()
 
     def collect_own(self) -> torch.Tensor:
         """As `collect` returns them, while those of splats that went to other ranks are still to come."""

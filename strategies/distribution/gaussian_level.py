@@ -393,6 +393,9 @@ class GaussianLevel(Strategy):
         Where kernels move rows at once, those of splats that went to no other rank move while gradients cross.
         """
         clock, own_first = self.ctx.clock, self.exchange.sums_own_first and self.optimizer.moves_own_first
+        with clock("exchange_backward"):
+            for share in shares:
+                share.passage.proceed()
         if own_first:
             for share in shares:
                 with clock("exchange_backward"):

@@ -105,16 +105,22 @@ def halo_of_pixels(owners: PixelOwners, rank: int, ranks: int, views: int) -> Ha
 
 
 def halo_of_regions(regions: Regions, rank: int) -> Halo:
-    """The halo of a rank whose region is a run of tiles: from the rows of pixels at its ends, no image in between."""
-    views, others = range(len(regions.cameras)), range(regions.ranks)
+    """The halo of a rank whose region is a run of tiles."""
+    others = range(regions.ranks)
+    gives = [pixels_between(regions, rank, other) for other in others]
+    return Halo(gives, [pixels_between(regions, other, rank) for other in others])
 
-    def between(giver: int, taker: int) -> list[torch.Tensor]:
-        if giver == taker:
-            return [torch.empty(0, dtype=torch.int64)] * len(views)
-        pairs = ((regions.segment(giver, v), regions.segment(taker, v), regions.cameras[v]) for v in views)
-        return [torch.from_numpy(_near(theirs, region, camera)) for theirs, region, camera in pairs]
 
-    return Halo([between(rank, other) for other in others], [between(other, rank) for other in others])
+def pixels_between(regions: Regions, giver: int, taker: int) -> list[torch.Tensor]:
+    """By view, the giver's pixels within SSIM_HALO of the taker's, ascending, [n] int64 on the host.
+
+    From the rows of pixels at the ends of their runs of tiles, no image in between.
+    """
+    views = range(len(regions.cameras))
+    if giver == taker:
+        return [torch.empty(0, dtype=torch.int64)] * len(views)
+    pairs = ((regions.segment(giver, v), regions.segment(taker, v), regions.cameras[v]) for v in views)
+    return [torch.from_numpy(_near(theirs, region, camera)) for theirs, region, camera in pairs]
 
 
 def _near(given: range, region: range, camera: Camera) -> np.ndarray:

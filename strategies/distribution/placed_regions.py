@@ -46,7 +46,7 @@ class PlacedRegionsKept:
             if len(self._placed) >= MOST_KEPT:
                 self._placed.clear()
             views = range(len(regions.cameras))
-            tiles = tuple(regions.of(self._rank, view).to(self._device) for view in views)
+            tiles = tuple(regions.of(self._rank, view, self._device) for view in views)
             placed = PlacedRegions(regions, self._rank, tiles, tuple(regions.owners(self._device)))
             self._placed[key] = placed
         return placed

@@ -40,10 +40,10 @@ class Regions:
         hi = min(self.cuts[rank + 1], self.tiles[view + 1]) - self.tiles[view]
         return range(lo, max(lo, hi))
 
-    def of(self, rank: int, view: int) -> torch.Tensor:
-        """The same as a tensor, [k] int32 ascending."""
+    def of(self, rank: int, view: int, device: torch.device | None = None) -> torch.Tensor:
+        """The same as a tensor, [k] int32 ascending, made where it is asked for: on the host or a device."""
         tiles = self.segment(rank, view)
-        return torch.arange(tiles.start, tiles.stop, dtype=torch.int32)
+        return torch.arange(tiles.start, tiles.stop, dtype=torch.int32, device=device)
 
     def rectangles(self, rank: int, view: int) -> list[Rect]:
         """The same as rectangles of pixels in the image, at most three: part of a row, whole rows, part of a row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from cuda_src.exchange import SENT_GRADIENTS, add_to_owners
 from cuda_src.layout import ACCUMULATOR_STRIDE, GRADIENT
 from cuda_src.operators import Bins, KernelSet, Raster, Splats
 from strategies.distribution.gaussian_exchange import BACKWARD_BYTES
-from strategies.distribution.ledger import Ledger
+from strategies.distribution.host_copies import HostCopies
 from strategies.unified.arenas import Arena
 from strategies.unified.frames import Frame, Frames
 from strategies.unified.push import Route
@@ -44,13 +44,9 @@ class GradientReturn(ABC):
         """Gradients of the owner's splats, [V, GRADIENT], summed over the places that rendered them."""
 
     @abstractmethod
-    def moved_bytes(self, frames: Frames) -> torch.Tensor:
-        """[places, places] int64 from who rendered to who owns."""
-
-    def enter(self, ledger: Ledger, stage: str, frames: Frames) -> None:
-        """What went back, in the ledger."""
-        for place, bytes_to in enumerate(self.moved_bytes(frames).tolist()):
-            ledger.add(stage, place, bytes_to)
+    def count_bytes(self, frames: Frames) -> Callable[[], torch.Tensor]:
+        """Start to count what went back; what is returned waits for it: [places, places] int64, from who rendered to
+        who owns."""
 
     def _totals(self, view: int, owner: int) -> torch.Tensor:
         splats = self.route.owners[owner].splats[view]
@@ -75,8 +71,8 @@ class Push(GradientReturn):
             self._add(totals, view, owner, place, slots.to(totals.device, non_blocking=True))
         return totals
 
-    def moved_bytes(self, frames: Frames) -> torch.Tensor:
-        return self.route.stored_bytes().T
+    def count_bytes(self, frames: Frames) -> Callable[[], torch.Tensor]:
+        return lambda: self.route.stored_bytes().T
 
 
 class RemoteAtomic(GradientReturn):
@@ -124,16 +120,19 @@ class RemoteAtomic(GradientReturn):
             self._add(totals, view, owner, place, accumulated)
         return totals
 
-    def moved_bytes(self, frames: Frames) -> torch.Tensor:
+    def count_bytes(self, frames: Frames) -> Callable[[], torch.Tensor]:
         """Whole sectors of an accumulator for each instance that the backward walks over."""
-        table = torch.zeros((self.places, self.places), dtype=torch.int64)
+        coming = []
         for place, of_place in enumerate(frames):
-            for view, frame in of_place.items():
-                slots = frame.bins.splat[walked(frame.bins, frame.raster)].long()
-                ends = torch.tensor(self.route.first[view][place][1:], device=slots.device)
-                owners = torch.searchsorted(ends, slots, right=True)
-                table[place] += torch.bincount(owners, minlength=self.places).cpu()
-        return table * item_bytes(BACKWARD_BYTES)
+            counted = [self._walked_by_owner(view, place, frame) for view, frame in of_place.items()]
+            none = torch.zeros(self.places, dtype=torch.int64)
+            coming.append(HostCopies().start(torch.stack(counted).sum(0) if counted else none))
+        return lambda: torch.stack([one.read(torch.clone) for one in coming]) * item_bytes(BACKWARD_BYTES)
+
+    def _walked_by_owner(self, view: int, place: int, frame: Frame) -> torch.Tensor:
+        """Instances that the place's backward walks over, [places] int64 by owner of their splat, on its device."""
+        counted, slots = walked(frame.bins, frame.raster), frame.bins.splat
+        return torch.stack([(counted & (slots < end)).sum() for end in self.route.first[view][place]]).diff()
 
 
 class LocalReduce(GradientReturn):
@@ -155,17 +154,20 @@ class LocalReduce(GradientReturn):
         totals[:, :SENT_GRADIENTS] = reduced[arena.positions(self.route.owners[owner].splats[view])]
         return totals
 
-    def moved_bytes(self, frames: Frames) -> torch.Tensor:
+    def count_bytes(self, frames: Frames) -> Callable[[], torch.Tensor]:
         owned = torch.tensor([arena.count for arena in self.arenas])
-        return (owned * BACKWARD_BYTES * self.route.views).expand(self.places, self.places)
+        return lambda: (owned * BACKWARD_BYTES * self.route.views).expand(self.places, self.places)
 
 
 def walked(bins: Bins, raster: Raster) -> torch.Tensor:
     """Instances that the raster backward walks over, [M] bool: up to the last that a pixel of their tile blended."""
     deepest = F.max_pool2d(raster.last[None].double(), TILE, ceil_mode=True)[0].flatten()[bins.tiles.long()]
     lengths = bins.starts[1:] - bins.starts[:-1]
-    number = torch.arange(bins.instances, device=lengths.device) - bins.starts[:-1].repeat_interleave(lengths)
-    return number < deepest.repeat_interleave(lengths)
+    # Said beforehand how many they are, nobody waits.
+    first, last = (
+        of_tile.repeat_interleave(lengths, output_size=bins.instances) for of_tile in (bins.starts[:-1], deepest)
+    )
+    return torch.arange(bins.instances, device=lengths.device) - first < last
 
 
 GRADIENT_RETURNS: dict[str, type[GradientReturn]] = {

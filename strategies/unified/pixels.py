@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from strategies.distribution.halo import halo_of_regions
+from strategies.distribution.halo import pixels_between
 from strategies.distribution.ledger import Ledger
 from strategies.distribution.regions import Regions, queued_copy
 from strategies.unified.frames import Frames
@@ -22,11 +22,10 @@ def read_halo(regions: Regions, frames: Frames, place: int) -> list[int]:
     Each place writes into its own images, and of others reads only pixels that those own: no two meet.
     """
     read = [0] * len(frames)
-    takes = halo_of_regions(regions, place).takes
-    for view, frame in frames[place].items():
-        for source, by_view in enumerate(takes):
-            if len(by_view[view]):
-                read[source] += _read(frame.image, frames[source][view].image, by_view[view])
+    for source in range(len(frames)):
+        for view, pixels in enumerate(pixels_between(regions, source, place)):
+            if len(pixels):
+                read[source] += _read(frames[place][view].image, frames[source][view].image, pixels)
     return read
 
 
@@ -51,7 +50,7 @@ def enter_reads(ledger: Ledger, stage: str, read: Sequence[Sequence[int]]) -> No
 
 
 def _read(into: torch.Tensor, source: torch.Tensor, pixels: torch.Tensor) -> int:
-    """Copy some pixels, [n] row-major positions on the host, from one image to another; bytes read.
+    """Copy some pixels, [n] row-major positions on the host, ascending, from one image to another; bytes read.
 
     Between GPUs they cross packed, since a copy has whole runs of sectors where single loads would have parts.
     """

@@ -8,14 +8,18 @@ from dataclasses import replace
 import torch
 
 from cuda_src import operators as op
-from cuda_src.exchange import route_splats
+from cuda_src.exchange import OVERFLOWED, OWN_SPLATS, OWN_UNDRAWN, route_splats
+from cuda_src.layout import RECORD_DEPTH
 from strategies.base import Context
+from strategies.distribution.host_copies import HostCopies
 from strategies.distribution.regions import Regions
+from strategies.distribution.tile_lists import list_tiles
 from strategies.training.optimizer import RowAdam
+from strategies.training.rooms import Rooms
 from strategies.unified.arenas import Arena
 from strategies.unified.frames import Frame
 from strategies.unified.gradients import GradientReturn
-from strategies.unified.push import Addressed, Route, addressed, shown
+from strategies.unified.push import Addressed, Route, Routed, ViewCounts, addressed
 
 Truth = tuple[torch.Tensor, torch.Tensor | None]
 """A view's photograph [H, W, 3] uint8 and its mask [H, W] uint8, if it has one."""
@@ -32,31 +36,66 @@ class Place:
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=arena.device)
         own = None if arena.owns_all_it_sees else arena.at
         self.optimizer = RowAdam(ctx.training, self.kernels, ctx.extent, arena.shared, own)
+        self.rooms = Rooms[int](arena.device)
+        self.copies = HostCopies()
 
-    def project(self, regions: Regions, degree: int) -> Addressed:
-        """Project the rows that lie here, and test which places' tiles each splat meets."""
-        arena, kernels, splats, routings = self.arena, self.kernels, [], []
-        gaussians, owners = arena.gaussians, regions.owners(arena.device)
-        for view, (camera, work) in enumerate(zip(regions.cameras, arena.works, strict=False)):
-            rows, bounds = gaussians.parameters, gaussians.bounds(kernels)
-            seen = op.project(kernels, rows, gaussians.ids, camera, degree, work, bounds=bounds)
-            limit = self._limit(regions, view)
-            routing = route_splats(kernels, seen, camera, owners[view], regions.ranks, work, limit)
-            if limit is not None:
-                seen, routing = shown(seen, routing)
-            splats.append(seen)
-            routings.append(routing)
-        return addressed(splats, routings)
+    def project(self, views: Sequence[int | None], regions: Regions, degree: int) -> Addressed:
+        """Project the rows that lie here, and test which places' tiles each splat meets.
+
+        views: by number; None for one without. The host waits once, for all counts, where kernels take rooms and the
+        views have been visited before.
+        """
+        owners = regions.owners(self.arena.device)
+        rooms = [self._room(view) for view in views]
+        found = [self._route(regions, n, owners[n], degree, room) for n, room in enumerate(rooms)]
+        counts = self._read(found)
+        for n, (view, room) in enumerate(zip(views, rooms, strict=True)):
+            if counts[n][0][OVERFLOWED]:
+                self.rooms.overflow.zero_()
+                found[n], room = self._route(regions, n, owners[n], degree), None
+                (counts[n],) = self._read([found[n]])
+            if room is not None:
+                found[n] = _in_use(found[n], counts[n])
+            if view is not None:
+                self.rooms.learn(view, counts[n][0][OWN_SPLATS], 0)
+            if regions.limit(n) is not None:
+                found[n] = found[n].shown
+        return addressed(found, counts)
+
+    def _room(self, view: int | None) -> op.Room | None:
+        """For as many splats as the view had at its last visit, where kernels can make use of it."""
+        rooms = self.rooms.of([view]) if self.kernels.takes_rooms and view is not None else None
+        return None if rooms is None else rooms[0]
+
+    def _route(
+        self, regions: Regions, number: int, owners: torch.Tensor, degree: int, room: op.Room | None = None
+    ) -> Routed:
+        """Splats of one view of the batch and where they go; owners: place of each tile."""
+        arena, kernels, camera = self.arena, self.kernels, regions.cameras[number]
+        gaussians, work = arena.gaussians, arena.works[number]
+        rows, bounds = gaussians.parameters, gaussians.bounds(kernels)
+        splats = op.project(kernels, rows, gaussians.ids, camera, degree, work, room, bounds)
+        limit = self._limit(regions, number)
+        return Routed(splats, route_splats(kernels, splats, camera, owners, regions.ranks, work, limit))
+
+    def _read(self, found: Sequence[Routed]) -> list[ViewCounts]:
+        """Counts of each view, for which the host waits."""
+        counts = torch.stack([one.routing.counts for one in found])
+        return self.copies.start(counts).read(lambda there: there.tolist())
 
     def bin(self, regions: Regions, route: Route) -> dict[int, tuple[op.Splats, op.Bins]]:
         """Tile lists of this place's tiles from its inbox, by view; views without such tiles are left out."""
         binned = {}
         for view, (camera, work) in enumerate(zip(regions.cameras, self.arena.works, strict=False)):
-            tiles = regions.of(self.number, view)
-            if len(tiles):
-                splats = route.received(view, self.number)
-                limit = self._limit(regions, view)
-                binned[view] = splats, op.bin_splats(self.kernels, splats, camera, work, tiles, depth_limit=limit)
+            own = regions.segment(self.number, view)
+            if own:
+                splats = route.received(view, self.number, self.kernels, work)
+                tiles = work.numbers(camera.tiles)[own.start : own.stop]
+                instances, limit = route.instances(view, self.number), self._limit(regions, view)
+                binned[view] = (
+                    splats,
+                    list_tiles(self.kernels, splats, instances, self.rooms.overflow, camera, tiles, work, limit),
+                )
         return binned
 
     def composite(self, regions: Regions, binned: Mapping[int, tuple[op.Splats, op.Bins]]) -> dict[int, Frame]:
@@ -106,6 +145,15 @@ class Place:
         self.optimizer.step(self.arena.gaussians, images_seen)
 
     def _limit(self, regions: Regions, view: int) -> torch.Tensor | None:
-        """Depth limits of the view's tiles, which are kept on the host, where they are used."""
+        """Depth limits of the view's tiles, which are kept on the first place's device, where they are used."""
         limit = regions.limit(view)
         return None if limit is None else limit.to(self.arena.device)
+
+
+def _in_use(found: Routed, counts: ViewCounts) -> Routed:
+    """Of splats in a room, those that are there and drawn: what `project` gives without one."""
+    splats, undrawn = counts[0][OWN_SPLATS], counts[0][OWN_UNDRAWN]
+    found = found.those(slice(splats))
+    if undrawn:  # Very few, and seldom.
+        found = found.those(torch.isfinite(found.splats.records[:, RECORD_DEPTH]).nonzero()[:, 0])
+    return found

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from cuda_src.exchange import Routing
+from cuda_src.exchange import SENT_INSTANCES, SENT_RECORDS, Routing, take_records
 from cuda_src.layout import RECORD
-from cuda_src.operators import Splats
+from cuda_src.operators import KernelSet, Splats
+from cuda_src.workspace import Workspace
 from strategies.distribution.ledger import Ledger
+from strategies.distribution.marked_rows import marked
 from strategies.unified.arenas import Arena
 from strategies.unified.sectors import run_bytes
 
@@ -23,25 +25,51 @@ _WORD = {torch.float32: torch.int32, torch.float64: torch.int64}
 class Addressed:
     """An owner's splats, by view, and which of them each place renders.
 
-    sent: by view and destination, [n] int64 ascending positions in the view's splats.
+    sent: by view and destination, [n] int64 ascending positions in the view's splats. instances: by view and
+    destination, those that they have among its tiles.
     """
 
     splats: Sequence[Splats]
     sent: Sequence[Sequence[torch.Tensor]]
+    instances: Sequence[Sequence[int]]
 
 
-def shown(splats: Splats, routing: Routing) -> tuple[Splats, Routing]:
-    """Without splats that go nowhere: hidden in all their tiles, they are neither sent nor moved."""
-    kept = routing.masks != 0
-    return (
-        Splats(splats.rows[kept], splats.ids[kept], splats.records[kept]),
-        Routing(routing.masks[kept], routing.counts),
-    )
+ViewCounts = list[list[int]]
+"""`Routing.counts` of a view on the host: by destination, then column."""
 
 
-def addressed(splats: Sequence[Splats], routings: Sequence[Routing]) -> Addressed:
+@dataclass(frozen=True)
+class Routed:
+    """A view's splats and their routing."""
+
+    splats: Splats
+    routing: Routing
+
+    def those(self, which: slice | torch.Tensor) -> Routed:
+        """Some of the splats, by position."""
+        splats = Splats(self.splats.rows[which], self.splats.ids[which], self.splats.records[which])
+        return Routed(splats, Routing(self.routing.masks[which], self.routing.counts))
+
+    @property
+    def shown(self) -> Routed:
+        """Without splats that go nowhere: hidden in all their tiles, they are neither sent nor moved."""
+        return self.those(self.routing.masks.nonzero()[:, 0])
+
+    def sent(self, counts: ViewCounts) -> list[torch.Tensor]:
+        """By destination, positions of its splats, [n] int64 ascending; nobody waits, since it is known how many."""
+        masks = self.routing.masks
+        return [
+            marked(((masks >> place) & 1).cumsum(0), of_place[SENT_RECORDS]) for place, of_place in enumerate(counts)
+        ]
+
+
+def addressed(views: Sequence[Routed], counts: Sequence[ViewCounts]) -> Addressed:
     """Which places' tiles each of the owner's splats meets, by view."""
-    return Addressed(splats, [[r.splats_to(place) for place in range(r.ranks)] for r in routings])
+    return Addressed(
+        [one.splats for one in views],
+        [one.sent(of_view) for one, of_view in zip(views, counts, strict=True)],
+        [[of_place[SENT_INSTANCES] for of_place in of_view] for of_view in counts],
+    )
 
 
 @dataclass(frozen=True)
@@ -80,6 +108,10 @@ class Route:
         first = self.first[view][destination]
         return slice(first[source], first[source + 1])
 
+    def instances(self, view: int, destination: int) -> int:
+        """Of the records of an inbox, among the tiles of its place."""
+        return sum(owner.instances[view][destination] for owner in self.owners)
+
     def store(self, source: int) -> None:
         """On the source's stream: compact its records and store them into every inbox.
 
@@ -101,12 +133,15 @@ class Route:
         # Rows take 32 bits, unsigned: the sign that int32 reads into them goes.
         return numbers(self.inboxes[view][destination]).to(torch.int64) & 0xFFFFFFFF
 
-    def received(self, view: int, destination: int) -> Splats:
-        """On the destination's stream: the splats of its inbox, by slot; their ids are rows of the table."""
+    def received(self, view: int, destination: int, kernels: KernelSet, work: Workspace) -> Splats:
+        """On the destination's stream: the splats of its inbox, by slot, in its workspace of the view.
+
+        Their ids are rows of the table.
+        """
         inbox = self.inboxes[view][destination]
-        return Splats(
-            torch.arange(len(inbox), device=inbox.device), self.rows(view, destination), inbox[:, :RECORD].contiguous()
-        )
+        # As kernels read them, so that none makes a copy of its own.
+        records = take_records(kernels, work, "inbox.records", len(inbox)).copy_(inbox[:, :RECORD])
+        return Splats(torch.arange(len(inbox), device=inbox.device), self.rows(view, destination), records)
 
     def stored_bytes(self) -> torch.Tensor:
         """Bytes of the slots by source and destination, [places, places] int64, in sectors of 32 B."""

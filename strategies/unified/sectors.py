@@ -20,7 +20,9 @@ def item_bytes(size: int) -> int:
 def scattered_bytes(items: torch.Tensor, size: int) -> int:
     """Bytes moved for some items of an array, each sector once.
 
-    items: [n] int64 distinct positions in the array; size: bytes of an item, at most a sector.
+    items: [n] int64 ascending positions in the array, on the host; size: bytes of an item, at most a sector.
     """
     begin = items * size
-    return int(torch.unique(torch.cat([begin, begin + size - 1]) // SECTOR).numel()) * SECTOR
+    # From each item's first byte to its last, and on to the next item's: sectors ascend as well.
+    sectors = torch.stack([begin, begin + size - 1], dim=1).flatten() // SECTOR
+    return int(torch.unique_consecutive(sectors).numel()) * SECTOR

@@ -12,7 +12,7 @@ import torch
 from cuda_src.camera import Camera
 from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
 from strategies.distribution.regions import Regions, cut_regions
-from strategies.distribution.tile_costs import TileCosts, tile_work
+from strategies.distribution.tile_costs import tile_work
 from strategies.gaussians import Gaussians
 from strategies.info import Options
 from strategies.training.occlusion import OcclusionHistory
@@ -21,6 +21,7 @@ from strategies.unified.arenas import Streams
 from strategies.unified.frames import Frames
 from strategies.unified.gradients import GRADIENT_RETURNS
 from strategies.unified.info import UnifiedOptions, lacks
+from strategies.unified.late_costs import LateCosts
 from strategies.unified.pixels import enter_reads, read_halo, read_image
 from strategies.unified.place import Place, Truth
 from strategies.unified.push import Route
@@ -38,7 +39,7 @@ class Unified(Strategy):
         if lacking := lacks(options, ctx.world.devices[0].type):
             raise ValueError(lacking)
         self.ctx, self.images, self.options = ctx, images, options
-        self.costs = TileCosts()
+        self.costs = LateCosts()
         self.occlusion = OcclusionHistory(ctx.training)
         self._images_seen = 0
         self._release: weakref.finalize | None = None
@@ -51,7 +52,7 @@ class Unified(Strategy):
         limits = tuple(self.occlusion.limits(view) for view in views)
         regions = replace(self._cut(views, [ctx.cameras[v] for v in views]), limits=limits)
         degree = sh_degree(ctx.training, self._images_seen)
-        route = self._push_splats(regions, degree)
+        route = self._push_splats(views, regions, degree)
         frames = self._raster(regions, route)
         with clock("exchange_loss"):
             enter_reads(ledger, "exchange_loss", each(lambda p: read_halo(regions, frames, p.number)))
@@ -67,7 +68,7 @@ class Unified(Strategy):
         with clock("exchange_backward"):
             partials = each(lambda p: [back.collect(view, p.number) for view in range(ctx.batch)])
         # Outside the stage: to count what moved can cost more than to move it.
-        back.enter(ledger, "exchange_backward", frames)
+        moved = back.count_bytes(frames)
         with clock("project_backward"):
             each(lambda p: p.project_backward(regions, degree, route.owners[p.number], partials[p.number]))
         with clock("optimize"):
@@ -75,6 +76,9 @@ class Unified(Strategy):
             each(lambda p: p.optimize(self._images_seen))
         with clock("rebalance"):
             self._learn(views, regions, frames)
+        # Known by now, and the GPUs still have what is queued since.
+        for place, bytes_to in enumerate(moved().tolist()):
+            ledger.add("exchange_backward", place, bytes_to)
         visible = sum(splats.count for owner in route.owners for splats in owner.splats)
         instances = sum(frame.bins.instances for of_place in frames for frame in of_place.values())
         home = self.places[0].arena.device
@@ -83,7 +87,7 @@ class Unified(Strategy):
 
     def render(self, camera: Camera) -> torch.Tensor | None:
         regions = self._cut([-1], [camera])
-        route = self._push_splats(regions, sh_degree(self.ctx.training, self._images_seen))
+        route = self._push_splats([None], regions, sh_degree(self.ctx.training, self._images_seen))
         device = self.places[0].arena.device
         image, read = read_image(regions, self._raster(regions, route), view=0, place=0, device=device)
         enter_reads(self.ctx.comm.ledger, "render", [read, *([0] * len(self.places) for _ in self.places[1:])])
@@ -139,10 +143,10 @@ class Unified(Strategy):
             costs = [torch.ones(camera.tiles) for camera in cameras]
         return cut_regions(cameras, costs, self.ctx.world.places, "block")
 
-    def _push_splats(self, regions: Regions, degree: int) -> Route:
+    def _push_splats(self, views: Sequence[int | None], regions: Regions, degree: int) -> Route:
         """Project on the owners, and store each splat in the inboxes of the places whose tiles it meets."""
         with self.ctx.clock("project"):
-            owners = self._each(lambda p: p.project(regions, degree))
+            owners = self._each(lambda p: p.project(views, regions, degree))
         with self.ctx.clock("exchange_forward"):
             arenas = [place.arena for place in self.places]
             route = Route.reserve(owners, arenas, self.options.record, self.ctx.kernels.dtype)
@@ -167,13 +171,15 @@ class Unified(Strategy):
 
         Ranges follow one another in the order of places, as the batch's tiles do.
         """
-        parts = [(view, frame) for of_place in frames for view, frame in sorted(of_place.items())]
+        parts = [(place, view, of_place[view]) for place, of_place in enumerate(frames) for view in sorted(of_place)]
         if self.options.balance == "work":
-            costs = [tile_work(frame.raster, frame.bins, regions.cameras[view]).cpu() for view, frame in parts]
-            self.costs.keep(views, regions, torch.cat(costs))
+            works = [tile_work(frame.raster, frame.bins, regions.cameras[view]) for _, view, frame in parts]
+            copies = [self.places[place].copies for place, *_ in parts]
+            self.costs.learn(views, regions, [c.start(work) for c, work in zip(copies, works, strict=True)])
         if self.occlusion.on:
+            home = self.places[0].arena.device
             limits = [
-                self.occlusion.examined(views[view], frame.raster, regions.cameras[view], frame.bins.tiles).cpu()
-                for view, frame in parts
+                self.occlusion.examined(views[view], frame.raster, regions.cameras[view], frame.bins.tiles).to(home)
+                for _, view, frame in parts
             ]
             self.occlusion.keep(views, torch.cat(limits).split([c.tiles for c in regions.cameras]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cuda_src.layout import RECORD
-from cuda_src.operators import Splats
+from cuda_src.operators import KernelSet, Splats
 from cuda_src.workspace import Workspace
 from strategies.unified.arenas import Streams
 from strategies.unified.info import MEBIBYTE, ROW_BYTES, UnifiedOptions
@@ -69,15 +69,17 @@ def test_an_inbox_keeps_every_bit_of_records_and_rows(dtype, record):
     records = torch.randn(len(rows), RECORD, dtype=dtype, generator=torch.Generator().manual_seed(0))
     half = torch.arange(4)
     owners = [
-        Addressed([Splats(half, rows[:4], records[:4])], [[half[:1], half[1:]]]),
-        Addressed([Splats(half, rows[4:], records[4:])], [[half, half[2:2]]]),
+        Addressed([Splats(half, rows[:4], records[:4])], [[half[:1], half[1:]]], [[1, 3]]),
+        Addressed([Splats(half, rows[4:], records[4:])], [[half, half[2:2]]], [[4, 0]]),
     ]
     route = Route.reserve(owners, [Inboxed(), Inboxed()], record, dtype)
     for source in (0, 1):
         route.store(source)
-    first, second = route.received(0, 0), route.received(0, 1)
+    kernels = KernelSet("reference", precision="float64" if dtype == torch.float64 else "float32")
+    first, second = (route.received(0, place, kernels, Workspace()) for place in (0, 1))
     assert first.ids.tolist() == [rows[0], *rows[4:]]
     assert second.ids.tolist() == rows[1:4].tolist()
+    assert [route.instances(0, place) for place in (0, 1)] == [5, 3]
     assert torch.equal(first.records, torch.cat([records[:1], records[4:]]))
     assert torch.equal(second.records, records[1:4])
     assert route.stored_bytes().tolist() == ([[64, 192], [256, 0]] if record == 64 else [[64, 160], [224, 0]])

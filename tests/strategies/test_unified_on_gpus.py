@@ -127,6 +127,28 @@ def check(scene, gpus, steps: int = 6, batch: int = 1, training: Training = EXAC
 
 
 @pytest.mark.parametrize("gpus", PLACES)
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_steady_step_makes_the_host_wait_for_counts_alone(crowd, gpus, exchange):
+    """Counts come in pinned memory behind an event; whatever else PyTorch would wait for is an error."""
+    scene, order = crowd(), ViewQueue(range(4), shuffle=False)
+    strategy = unified(scene, gpus, EXACT, 2, exchange=exchange)
+    kept = {
+        (view, torch.device("cuda", gpu)): image.to(f"cuda:{gpu}")
+        for gpu in set(gpus)
+        for view, image in enumerate(scene.images.images)
+    }
+    scene.images.region = lambda view, rect, device: kept[view, device]
+    for _ in range(4):
+        strategy.step(order)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            strategy.step(order)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("gpus", PLACES)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(("exchange", "batch"), [(exchange, 1 + k % 2) for k, exchange in enumerate(EXCHANGES)])
 def test_gradients_images_and_losses_equal_single_from_the_same_parameters(crowd, gpus, placement, exchange, batch):

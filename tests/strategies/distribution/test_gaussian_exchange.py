@@ -130,6 +130,7 @@ def test_gradients_return_to_their_splat_and_sum_over_ranks(scene, kernels, make
         splats = depart(passage)
         gradients = ((splats.ids + 1) * (comm.rank + 1))[:, None].float().expand(-1, GRADIENT)
         passage.give_back(gradients, 0)
+        passage.proceed()
         total, sums = passage.collect().clone(), passage.sums(gradients[:, :2].contiguous())
         return passage.splats.ids, total, sums, comm.ledger.payload["exchange_backward"]
 
@@ -154,6 +155,7 @@ def test_zeros_are_counted_wherever_they_are_added_up(scene, make_passage):
         gradients = torch.ones(splats.count, GRADIENT)
         gradients[splats.ids % 3 == 0] = 0
         passage.give_back(gradients, 0)
+        passage.proceed()
         passage.collect()
         exchange = passage._exchange
         return exchange.zeros, exchange.records, int((splats.ids % 3 == 0).sum()), splats.count
