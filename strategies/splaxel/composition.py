@@ -24,16 +24,6 @@ class Partials:
     stopped: torch.Tensor
     depth: torch.Tensor | None = None
 
-    @classmethod
-    def empty(cls, count: int, pixels: int, like: torch.Tensor, with_depth: bool) -> Partials:
-        """Nothing blended anywhere, of the type and device of `like`."""
-        return cls(
-            like.new_zeros((count, pixels, 3)),
-            like.new_ones((count, pixels)),
-            torch.zeros((count, pixels), dtype=torch.bool, device=like.device),
-            like.new_zeros((count, pixels)) if with_depth else None,
-        )
-
 
 @dataclass(frozen=True)
 class Composite:
@@ -54,6 +44,8 @@ class Composite:
 
 def composite(partials: Partials, order_by_depth: bool = False) -> Composite:
     """Composite front to back. order_by_depth: by each partial's mean depth at the pixel, equal ones as they are."""
+    if len(partials.colour) == 1:
+        return _alone(partials)
     order = None
     if order_by_depth:
         order = _by_mean_depth(partials)
@@ -62,6 +54,14 @@ def composite(partials: Partials, order_by_depth: bool = False) -> Composite:
     colour = (reach[..., None] * partials.colour).sum(dim=0)
     depth = None if partials.depth is None else (reach * partials.depth).sum(dim=0)
     return Composite(partials, colour, through, behind, depth, reach, order)
+
+
+def _alone(partials: Partials) -> Composite:
+    """The only partial image is the composite, and all light reaches it."""
+    depth = None if partials.depth is None else partials.depth[0]
+    reach = torch.ones_like(partials.transmittance)
+    colour, transmittance, stopped = partials.colour[0], partials.transmittance[0], partials.stopped[0]
+    return Composite(partials, colour, transmittance, stopped, depth, reach, None)
 
 
 def light_in_front(transmittance: torch.Tensor, stopped: torch.Tensor) -> torch.Tensor:
@@ -94,6 +94,8 @@ def composite_backward(
     behind the last, or right behind a stopped one, with the composite's own grad_transmittance.
     """
     partials = result.partials
+    if len(partials.colour) == 1:
+        return grad_colour[None], grad_transmittance[None]
     to_transmittance = torch.empty_like(partials.transmittance)
     behind = grad_transmittance
     for m in reversed(range(len(partials.transmittance))):

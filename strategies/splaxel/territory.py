@@ -11,6 +11,7 @@ from cuda_src.layout import LOG_SCALE, MEAN, OPACITY_LOGIT
 from cuda_src.operators import KernelSet, Splats
 from strategies.distribution.communicator import Communicator
 from strategies.gaussians import Gaussians
+from strategies.splaxel import subtiles
 from strategies.splaxel.boxes import Boxes
 from strategies.splaxel.info import SplaxelOptions
 from strategies.splaxel.sight import Sight, look
@@ -109,7 +110,7 @@ class Territory:
         if options.regions == "whole" or (options.boundary == "keep" and margins is None):
             return everyone
         sight = self.sight(camera, view, margins)
-        seen = {layer.rank for layer in sight.layers if bool(sight.layer_grid(layer, active).any())}
+        seen = {layer.rank for layer in sight.layers if subtiles.count(sight.layer_grid(layer, active))}
         if options.boundary == "exact":
             near = self._kernels.convention.near
             for rank in everyone - seen:
