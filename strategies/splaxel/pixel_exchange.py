@@ -125,7 +125,7 @@ class PixelExchange:
     def _nothing(self, count: int, pixels: int, like: torch.Tensor) -> torch.Tensor:
         """Rows of partial images in which nothing is blended, as they cross: [count, pixels, values]."""
         rows = like.new_zeros((count, pixels, PIXEL_VALUES + self._with_depth))
-        rows[..., 3] = 1
+        rows[..., 3].fill_(1)
         return rows
 
     def _count(self, sharings: Sequence[Sharing], send: dict[int, list[torch.Tensor]]) -> None:

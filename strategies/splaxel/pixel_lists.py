@@ -38,11 +38,13 @@ class PixelLists:
             self._pairs += [(layer, other) for other in (range(self._ranks) if owner == rank else (rank,))]
         if near is not None:
             gives, takes = own & near, needs & near[rank]
-            gives[rank], takes[rank] = False, False
             parts += [gives, takes]
+            for side in (gives, takes):
+                side[rank].fill_(False)
         self._masks: torch.Tensor | None = torch.cat(parts)
         self._sizes = copies.start(self._masks.sum(dim=1))
-        self._needs = own[0].clone()  # What the others composite has said what they are sent.
+        # Place of each pixel among those needed; of others, that of the one before.
+        self._place_of = own[0].cumsum(0).sub_(1)
         self._places: dict[int, torch.Tensor] = {}
 
     @property
@@ -79,8 +81,3 @@ class PixelLists:
     @cached_property
     def _sent(self) -> dict[tuple[int, int], torch.Tensor]:
         return dict(zip(self._pairs, self._found[1:], strict=False))  # And behind them the halo.
-
-    @cached_property
-    def _place_of(self) -> torch.Tensor:
-        """Place of each pixel among those needed, [H W] int64; of others, that of the one before."""
-        return self._needs.cumsum(0) - 1

@@ -121,7 +121,7 @@ class Masks:
         mine = []
         for view, sharing, of_view in zip(views, sharings, judged, strict=True):
             bits = of_view.lit.read(subtiles.to_bits)
-            mine.append(bits[:, sharing.counted(self._comm.rank)].flatten())
+            mine.append(bits[:, subtiles.numbers(sharing.counted(self._comm.rank))].flatten())
             self._keep(self._views[view], sharing, of_view)
         told = self._comm.gather("masks", torch.cat(mine) if mine else torch.empty(0, dtype=torch.uint8))
         read = [0] * self._comm.ranks

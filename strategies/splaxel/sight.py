@@ -93,7 +93,7 @@ def look(
     for box in boxes.front_to_back(camera.centre):
         margin = 0.0 if margins is None else margins[box]
         grid = region(camera, near, visible[box].numpy(), margin)
-        if whole or bool(grid.any()):
+        if whole or subtiles.count(grid):
             order.append(box)
             projected[box] = grid
     regions = {box: everything if whole else projected[box] for box in order}
@@ -108,7 +108,7 @@ def _layers(order: Sequence[int], regions: Mapping[int, torch.Tensor], boxes: Bo
         rank, grid = int(boxes.owner[box]), regions[box]
         # The box must come behind every layer it overlaps; of its own rank's it may join one, since a rank
         # composites the boxes of a layer in their order.
-        first = max((n for n, cover in enumerate(covers) if bool((cover & grid).any())), default=0)
+        first = max((n for n, cover in enumerate(covers) if subtiles.count(cover & grid)), default=0)
         joined = next((n for n in range(first, len(layers)) if layers[n][0] == rank), None)
         if joined is None:
             layers.append((rank, [box]))
@@ -135,6 +135,7 @@ class Sharing:
     device: torch.device
     collector: int | None = None
     lists: PixelLists = field(init=False)
+    _counted: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
     _supervised: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -194,7 +195,9 @@ class Sharing:
 
     def counted(self, rank: int) -> torch.Tensor:
         """Tiles that the rank counts, [tiles] bool."""
-        return self.counter == rank
+        if rank not in self._counted:
+            self._counted[rank] = self.counter == rank
+        return self._counted[rank]
 
     def supervised(self, rank: int) -> torch.Tensor:
         """Tiles on which the rank computes a loss, [tiles] bool: those it counts and, with `compose: all`, shows."""
