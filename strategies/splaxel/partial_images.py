@@ -25,6 +25,16 @@ from strategies.training.occlusion import OcclusionHistory
 
 
 @dataclass(frozen=True)
+class BoxPlan:
+    """What one box shows of a view. grid: on the host. tiles, subtiles, depth_range: as kernels are given them."""
+
+    grid: torch.Tensor
+    tiles: torch.Tensor
+    subtiles: torch.Tensor
+    depth_range: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class BoxImage:
     """What one box's forward leaves for its backward. rows: of the view's splats, those it holds, as `held` gives."""
 
@@ -32,7 +42,7 @@ class BoxImage:
     splats: Splats
     bins: Bins
     raster: Raster
-    depth_range: torch.Tensor | None
+    plan: BoxPlan
     workspace: Workspace
 
     @property
@@ -83,10 +93,24 @@ class BoxRenderer:
         self._occlusion = {}
         self.depths.forget()
 
+    def plan(self, sharing: Sharing, boxes: Boxes, view: int | None) -> dict[int, BoxPlan]:
+        """By own box in sight; queued ahead of the view's splats. view: whose depth intervals to keep; None for none.
+
+        Nothing where the rank does not take part.
+        """
+        sight, rays, plans = sharing.sight, Rays(sharing.sight.camera, self._device), {}
+        for layer in sight.layers:
+            for box in layer.boxes if layer.rank == self._rank and self._rank in sharing.takes_part else ():
+                grid = sight.box_grid(box, sharing.active)
+                bits = subtiles.to_bits(grid)
+                tiles, on_device = (queued_copy(part, self._device) for part in (subtiles.numbers(bits), bits))
+                plans[box] = BoxPlan(grid, tiles, on_device, self.depths.of(sight, boxes, box, rays, view))
+        return plans
+
     def forward(
         self,
         sharing: Sharing,
-        boxes: Boxes,
+        plans: Mapping[int, BoxPlan],
         splats: Splats,
         held: Mapping[int, torch.Tensor | slice],
         workspace: Callable[[int], Workspace],
@@ -96,23 +120,19 @@ class BoxRenderer:
 
         view: whose occlusion history to use and to keep; None for neither.
         """
-        sight, camera = sharing.sight, sharing.sight.camera
-        rays = Rays(camera, self._device)
-        layers = {}
-        for number, layer in enumerate(sight.layers):
-            if layer.rank != self._rank or self._rank not in sharing.takes_part:
-                continue
+        camera, layers = sharing.sight.camera, {}
+        for number, layer in enumerate(sharing.sight.layers):
+            if not all(box in plans for box in layer.boxes):
+                continue  # Another rank's.
             images = []
-            grids = [sight.box_grid(box, sharing.active) for box in layer.boxes]
+            grids = [plans[box].grid for box in layer.boxes]
             rendered = sharing.shown[number : number + 1] if len(grids) == 1 else sharing.pixels_of(grids)
-            for box, grid, pixels in zip(layer.boxes, grids, rendered, strict=True):
-                with self._clock("raster_forward"):
-                    depth_range = self.depths.of(sight, boxes, box, rays, view)
+            for box, pixels in zip(layer.boxes, rendered, strict=True):
                 history = self._occlusion.setdefault(box, OcclusionHistory(self._training))
                 limits = None if view is None else history.limits(view)
-                image = self._render(camera, splats, held[box], grid, depth_range, limits, workspace(box))
+                image = self._render(camera, splats, held[box], plans[box], limits, workspace(box))
                 if view is not None and history.on:
-                    tiles = queued_copy(subtiles.tiles_of(grid), self._device)
+                    tiles = queued_copy(subtiles.tiles_of(plans[box].grid), self._device)
                     history.keep([view], [_examined(history, view, image.raster, tiles, pixels, camera)])
                 images.append(image)
             with self._clock("compose"):
@@ -140,7 +160,7 @@ class BoxRenderer:
                     to_colour[n].reshape(*size, 3),
                     image.workspace,
                     grad_transmittance=to_transmittance[n].reshape(size),
-                    depth_range=image.depth_range,
+                    depth_range=image.plan.depth_range,
                 )
                 every.append(image)
                 gradients.append(gradient)
@@ -152,26 +172,22 @@ class BoxRenderer:
         camera: Camera,
         splats: Splats,
         held: torch.Tensor | slice,
-        grid: torch.Tensor,
-        depth_range: torch.Tensor | None,
+        plan: BoxPlan,
         depth_limit: torch.Tensor | None,
         workspace: Workspace,
     ) -> BoxImage:
-        records = splats.records[held]
+        kernels, records = self._kernels, splats.records[held]
         if isinstance(held, torch.Tensor):
             # As the kernels read them, so that none of them makes a copy of its own.
-            records = take_records(self._kernels, workspace, "box.records", len(held)).copy_(records)
-        own = Splats(splats.rows[held], splats.ids[held], records)
-        on_host = subtiles.to_bits(grid)
-        bits = queued_copy(on_host, self._device)
-        tiles = queued_copy(subtiles.numbers(on_host), self._device)
+            records = take_records(kernels, workspace, "box.records", len(held)).copy_(records)
+        own, shown = Splats(splats.rows[held], splats.ids[held], records), plan.subtiles
         with self._clock("bin"):
-            bins = op.bin_splats(self._kernels, own, camera, workspace, tiles, bits, depth_limit)
+            bins = op.bin_splats(kernels, own, camera, workspace, plan.tiles, shown, depth_limit)
         with self._clock("raster_forward"):
             raster = op.raster_forward(
-                self._kernels, own, bins, camera, workspace, subtiles=bits, depth_range=depth_range
+                kernels, own, bins, camera, workspace, subtiles=shown, depth_range=plan.depth_range
             )
-        return BoxImage(held, own, bins, raster, depth_range, workspace)
+        return BoxImage(held, own, bins, raster, plan, workspace)
 
     def _stack(self, images: list[BoxImage], rendered: torch.Tensor) -> Partials:
         """The boxes' rasters, front to back, [n, H W]; nothing blended where a box is not `rendered`, [n, H W] bool."""

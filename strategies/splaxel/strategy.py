@@ -26,7 +26,7 @@ from strategies.splaxel.composition import Composite, composite, composite_backw
 from strategies.splaxel.consolidation import Participation, disjoint_views
 from strategies.splaxel.counts import StepCounts, shares
 from strategies.splaxel.info import SplaxelOptions, refuses, refuses_training
-from strategies.splaxel.partial_images import BoxRenderer, OwnImages
+from strategies.splaxel.partial_images import BoxPlan, BoxRenderer, OwnImages
 from strategies.splaxel.pixel_exchange import PixelCounts, PixelExchange
 from strategies.splaxel.repartition import balanced_boxes, imbalance
 from strategies.splaxel.saturation import Masks, PairCounts
@@ -77,7 +77,7 @@ class Splaxel(Strategy):
         comm, clock, exact = self.comm, self.ctx.clock, self.options.boundary == "exact"
         visits = self._next_visits(queue)
         with clock("project"):
-            splats, sharings = self._projected(visits)
+            splats, sharings, plans = self._projected(visits)
         shown, copies = splats, None
         if exact:
             with clock("exchange_boundary"):
@@ -86,11 +86,14 @@ class Splaxel(Strategy):
                 ]
                 shown, copies = send_copies(comm, splats, wanted)
         own = [
-            self._render_boxes(sharing, s, slot, visit.view)
-            for slot, (visit, sharing, s) in enumerate(zip(visits, sharings, shown, strict=True))
+            self._render_boxes(sharing, plan, s, slot, visit.view)
+            for slot, (visit, sharing, plan, s) in enumerate(zip(visits, sharings, plans, shown, strict=True))
         ]
         with clock("exchange_forward"):
             stacks = self.pixels.forward(sharings, [o.partials() for o in own], self.background)
+        views = [visit.view for visit in visits]
+        with clock("masks"):
+            judged = self.masks.judge(views, sharings, stacks)
         with clock("compose"):
             composed = [composite(stack, self.options.order == "depth") for stack in stacks]
             pictures = [self._picture(sharing, c) for sharing, c in zip(sharings, composed, strict=True)]
@@ -112,9 +115,6 @@ class Splaxel(Strategy):
         if copies:
             with clock("exchange_boundary"):
                 partials = return_gradients(comm, copies, partials)
-        views = [visit.view for visit in visits]
-        with clock("masks"):
-            judged = self.masks.judge(views, sharings, stacks)
         with clock("project_backward"):
             for slot, (visit, s, o, partial) in enumerate(zip(visits, splats, own, partials, strict=True)):
                 rendered = o.instances[: s.count] > 0
@@ -145,7 +145,8 @@ class Splaxel(Strategy):
         if self.options.boundary == "exact":
             wanted = self.territory.wanted(splats, sight, everyone)
             splats = send_copies(self.comm, [splats], [wanted])[0][0]
-        own = self._render_boxes(sharing, splats, 0)
+        plan = self.renderer.plan(sharing, self.territory.boxes, None)
+        own = self._render_boxes(sharing, plan, splats, 0)
         (stack,) = self.render_pixels.forward([sharing], [own.partials()], self.background)
         if self.comm.rank != 0:
             return None
@@ -208,21 +209,24 @@ class Splaxel(Strategy):
         )
         return op.project(kernels, gaussians.parameters, gaussians.ids, visit.camera, degree, work, bounds=bounds)
 
-    def _projected(self, visits: Sequence[Visit]) -> tuple[list[op.Splats], list[Sharing]]:
-        """This rank's splats of each view, and who does what for it.
+    def _projected(self, visits: Sequence[Visit]) -> tuple[list[op.Splats], list[Sharing], list[dict[int, BoxPlan]]]:
+        """By view, this rank's splats, who does what, and what this rank's boxes show.
 
-        Pixels are looked for first, where no splat has a say in them: the host waits for the number of splats anyway,
+        Where no splat has a say in who does what, it is found first: the host waits for the number of splats anyway,
         and then it knows how many pixels there are, too.
         """
         if self.options.boundary != "keep":
-            sharings = self._sharings(visits, [None] * len(visits))
+            sharings, plans = self._shared_out(visits, [None] * len(visits))
         splats = [self._project(visit, slot) for slot, visit in enumerate(visits)]
         if self.options.boundary == "keep":
             cameras = [v.camera for v in visits]
-            sharings = self._sharings(visits, self.territory.margins([v.view for v in visits], cameras, splats))
-        return splats, sharings
+            margins = self.territory.margins([v.view for v in visits], cameras, splats)
+            sharings, plans = self._shared_out(visits, margins)
+        return splats, sharings, plans
 
-    def _sharings(self, visits: Sequence[Visit], margins: Sequence[list[float] | None]) -> list[Sharing]:
+    def _shared_out(
+        self, visits: Sequence[Visit], margins: Sequence[list[float] | None]
+    ) -> tuple[list[Sharing], list[dict[int, BoxPlan]]]:
         """Who shows, composites and supervises what in each view. margins: by view, as `Territory.sight` takes them."""
         sharings = []
         for v, of_view in zip(visits, margins, strict=True):
@@ -230,14 +234,16 @@ class Splaxel(Strategy):
             sharing = Sharing(sight, self.masks.active(v.view), v.takes_part, self.options.compose, self.device)
             sharing.find(self.comm.rank, self.comm.ranks, self.copies)
             sharings.append(sharing)
-        return sharings
-
-    def _render_boxes(self, sharing: Sharing, splats: op.Splats, slot: int, view: int | None = None) -> OwnImages:
-        """view: whose occlusion history is used and kept; None for neither."""
         boxes = self.territory.boxes
+        return sharings, [self.renderer.plan(s, boxes, v.view) for v, s in zip(visits, sharings, strict=True)]
+
+    def _render_boxes(
+        self, sharing: Sharing, plan: dict[int, BoxPlan], splats: op.Splats, slot: int, view: int | None = None
+    ) -> OwnImages:
+        """view: whose occlusion history is used and kept; None for neither."""
         with self.ctx.clock("bin"):
             held = self.territory.held(splats, sharing.sight)
-        return self.renderer.forward(sharing, boxes, splats, held, lambda box: self._work(slot, box), view)
+        return self.renderer.forward(sharing, plan, splats, held, lambda box: self._work(slot, box), view)
 
     def _picture(self, sharing: Sharing, composed: Composite) -> torch.Tensor:
         """The image [H, W, 3], filled in where this rank composites, background elsewhere."""
