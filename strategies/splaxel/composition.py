@@ -68,17 +68,19 @@ def light_in_front(transmittance: torch.Tensor, stopped: torch.Tensor) -> torch.
     """A_m of partials in order, [G, P]: the product of T over those in front, zero behind a stopped one."""
     reach = torch.ones_like(transmittance)
     for m in range(1, len(transmittance)):
-        reach[m] = torch.where(stopped[m - 1], 0.0, reach[m - 1] * transmittance[m - 1])
+        torch.mul(reach[m - 1], transmittance[m - 1], out=reach[m]).masked_fill_(stopped[m - 1], 0.0)
     return reach
 
 
 def _light(partials: Partials) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A_m [G, P]; whether compositing stopped [P]; and what is left for the background [P]."""
-    transmittance = partials.transmittance
-    reach = light_in_front(transmittance, partials.stopped)
-    through = transmittance.new_ones(transmittance.shape[1])
-    stopped = torch.zeros_like(through, dtype=torch.bool)
-    for t, s in zip(transmittance, partials.stopped, strict=True):
+    transmittance, every_stop = partials.transmittance, partials.stopped
+    reach = light_in_front(transmittance, every_stop)
+    if not len(transmittance):
+        nothing = every_stop.new_zeros(every_stop.shape[1])
+        return reach, nothing, torch.ones_like(nothing, dtype=transmittance.dtype)
+    through, stopped = transmittance[0], every_stop[0]
+    for t, s in zip(transmittance[1:], every_stop[1:], strict=True):
         through = torch.where(stopped, through, through * t)
         stopped = stopped | s
     return reach, stopped, through
@@ -96,12 +98,11 @@ def composite_backward(
     partials = result.partials
     if len(partials.colour) == 1:
         return grad_colour[None], grad_transmittance[None]
-    to_transmittance = torch.empty_like(partials.transmittance)
-    behind = grad_transmittance
-    for m in reversed(range(len(partials.transmittance))):
-        worth = torch.where(partials.stopped[m], grad_transmittance, behind)
-        to_transmittance[m] = result.reach[m] * worth
-        behind = (partials.colour[m] * grad_colour).sum(dim=1) + partials.transmittance[m] * worth
+    worth = [grad_transmittance] * len(partials.transmittance)
+    for m in reversed(range(1, len(worth))):
+        behind = (partials.colour[m] * grad_colour).sum(dim=1) + partials.transmittance[m] * worth[m]
+        worth[m - 1] = torch.where(partials.stopped[m - 1], grad_transmittance, behind)
+    to_transmittance = result.reach * torch.stack(worth) if worth else torch.empty_like(result.reach)
     to_colour = result.reach[..., None] * grad_colour
     if result.order is None:
         return to_colour, to_transmittance
