@@ -157,9 +157,9 @@ class Communicator(ABC):
 
         like: a tensor whose trailing shape, dtype and device the rows have.
         """
-        empty = like.new_empty((0, *like.shape[1:]))
-        rows = torch.cat([send.get(d, empty) for d in range(self.ranks)])
         send_counts = [len(send[d]) if d in send else 0 for d in range(self.ranks)]
+        parts = [send[d] for d, n in enumerate(send_counts) if n] or [like[:0]]
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         receive_counts = [receive.get(s, 0) for s in range(self.ranks)]
         received = self.exchange(stage, rows, send_counts, receive_counts).wait()
         return {s: part for s, part in enumerate(received.split(receive_counts)) if s in receive}

@@ -416,7 +416,9 @@ class GaussianLevel(Strategy):
         splats, camera, degree = share.passage.splats, share.camera, share.degree
         ranks, others = share.passage.ranks_of_splats
         with self.ctx.clock("project_backward"):
-            self.optimizer.add_splats(self.gaussians, splats, camera, degree, partial, share.work, ranks, others)
+            self.optimizer.add_splats(
+                self.gaussians, splats, camera, degree, partial, share.work, ranks=ranks, others=others
+            )
 
     def _redistribute(self) -> None:
         """Move Gaussians to new owners when due."""

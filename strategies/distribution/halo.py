@@ -87,7 +87,7 @@ def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
 
 
 def halo_of_pixels(owners: PixelOwners, rank: int, ranks: int, views: int) -> Halo:
-    """The halo of a rank in any partition, from masks of whole images."""
+    """The halo of a rank in any partition, from masks of whole images: what others are held to."""
     of_views = [owners.pixel_owner(view) for view in range(views)]
     none = of_views[0].new_empty(0)
     gives, takes = ([[none] * views for _ in range(ranks)] for _ in range(2))
@@ -171,8 +171,3 @@ def exchange_halo(comm: Communicator, stage: str, halo: Halo, images: Sequence[t
     received = comm.exchange(stage, send, placed.to, placed.back).wait()
     for part in placed.takes:
         pixels[part.view].index_copy_(0, part.pixels, received[part.rows])
-
-
-def fill_halo(comm: Communicator, stage: str, owners: PixelOwners, images: Sequence[torch.Tensor]) -> None:
-    """Bring in the other ranks' pixels within SSIM_HALO of this rank's, in any partition; see `exchange_halo`."""
-    exchange_halo(comm, stage, halo_of_pixels(owners, comm.rank, comm.ranks, len(images)), images)

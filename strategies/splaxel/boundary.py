@@ -15,6 +15,7 @@ from cuda_src.exchange import SENT_GRADIENTS
 from cuda_src.layout import GRADIENT
 from cuda_src.operators import Splats
 from strategies.distribution.communicator import Communicator
+from strategies.splaxel.subtiles import numbers_of
 
 STAGE = "exchange_boundary"
 
@@ -40,9 +41,14 @@ def send_copies(
     A copy's row is its own number; ids are the Gaussian's.
     """
     views, ranks = range(len(splats)), range(comm.ranks)
+    # All numbers come to the host at once.
+    counted = torch.stack([torch.stack([w.sum() for w in of]) for of in wanted]).tolist()
     sent = [
-        [torch.nonzero(w).flatten() if r != comm.rank else w.new_empty(0, dtype=torch.int64) for r, w in enumerate(of)]
-        for of in wanted
+        [
+            numbers_of(w[None], [n])[0] if r != comm.rank else w.new_empty(0, dtype=torch.int64)
+            for r, (w, n) in enumerate(zip(of, counts, strict=True))
+        ]
+        for of, counts in zip(wanted, counted, strict=True)
     ]
     lengths = torch.tensor([[len(sent[v][r]) for v in views] for r in ranks], dtype=torch.int64)
     came = comm.counts(STAGE, lengths).wait()

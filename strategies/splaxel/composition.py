@@ -24,16 +24,6 @@ class Partials:
     stopped: torch.Tensor
     depth: torch.Tensor | None = None
 
-    @classmethod
-    def empty(cls, count: int, pixels: int, like: torch.Tensor, with_depth: bool) -> Partials:
-        """Nothing blended anywhere, of the type and device of `like`."""
-        return cls(
-            like.new_zeros((count, pixels, 3)),
-            like.new_ones((count, pixels)),
-            torch.zeros((count, pixels), dtype=torch.bool, device=like.device),
-            like.new_zeros((count, pixels)) if with_depth else None,
-        )
-
 
 @dataclass(frozen=True)
 class Composite:
@@ -54,6 +44,8 @@ class Composite:
 
 def composite(partials: Partials, order_by_depth: bool = False) -> Composite:
     """Composite front to back. order_by_depth: by each partial's mean depth at the pixel, equal ones as they are."""
+    if len(partials.colour) == 1:
+        return _alone(partials)
     order = None
     if order_by_depth:
         order = _by_mean_depth(partials)
@@ -64,21 +56,31 @@ def composite(partials: Partials, order_by_depth: bool = False) -> Composite:
     return Composite(partials, colour, through, behind, depth, reach, order)
 
 
+def _alone(partials: Partials) -> Composite:
+    """The only partial image is the composite, and all light reaches it."""
+    depth = None if partials.depth is None else partials.depth[0]
+    reach = torch.ones_like(partials.transmittance)
+    colour, transmittance, stopped = partials.colour[0], partials.transmittance[0], partials.stopped[0]
+    return Composite(partials, colour, transmittance, stopped, depth, reach, None)
+
+
 def light_in_front(transmittance: torch.Tensor, stopped: torch.Tensor) -> torch.Tensor:
     """A_m of partials in order, [G, P]: the product of T over those in front, zero behind a stopped one."""
     reach = torch.ones_like(transmittance)
     for m in range(1, len(transmittance)):
-        reach[m] = torch.where(stopped[m - 1], 0.0, reach[m - 1] * transmittance[m - 1])
+        torch.mul(reach[m - 1], transmittance[m - 1], out=reach[m]).masked_fill_(stopped[m - 1], 0.0)
     return reach
 
 
 def _light(partials: Partials) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A_m [G, P]; whether compositing stopped [P]; and what is left for the background [P]."""
-    transmittance = partials.transmittance
-    reach = light_in_front(transmittance, partials.stopped)
-    through = transmittance.new_ones(transmittance.shape[1])
-    stopped = torch.zeros_like(through, dtype=torch.bool)
-    for t, s in zip(transmittance, partials.stopped, strict=True):
+    transmittance, every_stop = partials.transmittance, partials.stopped
+    reach = light_in_front(transmittance, every_stop)
+    if not len(transmittance):
+        nothing = every_stop.new_zeros(every_stop.shape[1])
+        return reach, nothing, torch.ones_like(nothing, dtype=transmittance.dtype)
+    through, stopped = transmittance[0], every_stop[0]
+    for t, s in zip(transmittance[1:], every_stop[1:], strict=True):
         through = torch.where(stopped, through, through * t)
         stopped = stopped | s
     return reach, stopped, through
@@ -94,12 +96,13 @@ def composite_backward(
     behind the last, or right behind a stopped one, with the composite's own grad_transmittance.
     """
     partials = result.partials
-    to_transmittance = torch.empty_like(partials.transmittance)
-    behind = grad_transmittance
-    for m in reversed(range(len(partials.transmittance))):
-        worth = torch.where(partials.stopped[m], grad_transmittance, behind)
-        to_transmittance[m] = result.reach[m] * worth
-        behind = (partials.colour[m] * grad_colour).sum(dim=1) + partials.transmittance[m] * worth
+    if len(partials.colour) == 1:
+        return grad_colour[None], grad_transmittance[None]
+    worth = [grad_transmittance] * len(partials.transmittance)
+    for m in reversed(range(1, len(worth))):
+        behind = (partials.colour[m] * grad_colour).sum(dim=1) + partials.transmittance[m] * worth[m]
+        worth[m - 1] = torch.where(partials.stopped[m - 1], grad_transmittance, behind)
+    to_transmittance = result.reach * torch.stack(worth) if worth else torch.empty_like(result.reach)
     to_colour = result.reach[..., None] * grad_colour
     if result.order is None:
         return to_colour, to_transmittance

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
@@ -19,11 +18,20 @@ from strategies.distribution.regions import queued_copy
 from strategies.splaxel import subtiles
 from strategies.splaxel.boxes import Boxes
 from strategies.splaxel.composition import Composite, Partials, composite, composite_backward
-from strategies.splaxel.sight import Sharing, Sight
-from strategies.splaxel.visibility import depth_interval, rays
+from strategies.splaxel.depth_ranges import Boundary, DepthRanges
+from strategies.splaxel.sight import Sharing
+from strategies.splaxel.visibility import Rays
 from strategies.training.occlusion import OcclusionHistory
 
-Boundary = Literal["drop", "keep", "exact"]
+
+@dataclass(frozen=True)
+class BoxPlan:
+    """What one box shows of a view. grid: on the host. tiles, subtiles, depth_range: as kernels are given them."""
+
+    grid: torch.Tensor
+    tiles: torch.Tensor
+    subtiles: torch.Tensor
+    depth_range: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -34,8 +42,14 @@ class BoxImage:
     splats: Splats
     bins: Bins
     raster: Raster
-    depth_range: torch.Tensor | None
+    plan: BoxPlan
     workspace: Workspace
+
+    @property
+    def instances(self) -> torch.Tensor:
+        """Of each of its splats, [n] int64."""
+        assert self.bins.splat_starts is not None  # Views are listed without rooms here.
+        return torch.diff(self.bins.splat_starts)
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,11 @@ class OwnImages:
     camera: Camera
     layers: Mapping[int, tuple[list[BoxImage], Composite]]
     instances: torch.Tensor
+
+    @property
+    def total(self) -> int:
+        """Instances of all splats."""
+        return sum(image.bins.instances for images, _ in self.layers.values() for image in images)
 
     def partials(self) -> dict[int, Partials]:
         """By layer, its one partial image, [1, H W]."""
@@ -64,18 +83,34 @@ class BoxRenderer:
 
     def __init__(self, ctx: Context, boundary: Boundary, with_depth: bool):
         self._kernels, self._clock, self._rank = ctx.kernels, ctx.clock, ctx.world.rank
-        self._training, self._boundary, self._with_depth = ctx.training, boundary, with_depth
+        self._training, self._with_depth = ctx.training, with_depth
         self._device = ctx.world.devices[0]
+        self.depths = DepthRanges(boundary, ctx.kernels.dtype, self._device)
         self._occlusion: dict[int, OcclusionHistory] = {}
 
     def forget(self) -> None:
-        """The boxes hold other Gaussians now: what hid what in them means nothing any more."""
+        """The boxes are others and hold other Gaussians: what hid what in them means nothing any more."""
         self._occlusion = {}
+        self.depths.forget()
+
+    def plan(self, sharing: Sharing, boxes: Boxes, view: int | None) -> dict[int, BoxPlan]:
+        """By own box in sight; queued ahead of the view's splats. view: whose depth intervals to keep; None for none.
+
+        Nothing where the rank does not take part.
+        """
+        sight, rays, plans = sharing.sight, Rays(sharing.sight.camera, self._device), {}
+        for layer in sight.layers:
+            for box in layer.boxes if layer.rank == self._rank and self._rank in sharing.takes_part else ():
+                grid = sight.box_grid(box, sharing.active)
+                bits = subtiles.to_bits(grid)
+                tiles, on_device = (queued_copy(part, self._device) for part in (subtiles.numbers(bits), bits))
+                plans[box] = BoxPlan(grid, tiles, on_device, self.depths.of(sight, boxes, box, rays, view))
+        return plans
 
     def forward(
         self,
         sharing: Sharing,
-        boxes: Boxes,
+        plans: Mapping[int, BoxPlan],
         splats: Splats,
         held: Mapping[int, torch.Tensor | slice],
         workspace: Callable[[int], Workspace],
@@ -85,44 +120,36 @@ class BoxRenderer:
 
         view: whose occlusion history to use and to keep; None for neither.
         """
-        sight, camera = sharing.sight, sharing.sight.camera
-        with self._clock("raster_forward"):
-            directions = None if self._boundary == "keep" else rays(camera, self._device)
-        instances = torch.zeros(splats.count, dtype=torch.int64, device=splats.rows.device)
-        layers = {}
-        for number, layer in enumerate(sight.layers):
-            if layer.rank != self._rank or self._rank not in sharing.takes_part:
-                continue
+        camera, layers = sharing.sight.camera, {}
+        for number, layer in enumerate(sharing.sight.layers):
+            if not all(box in plans for box in layer.boxes):
+                continue  # Another rank's.
             images = []
-            grids = [sight.box_grid(box, sharing.active) for box in layer.boxes]
-            rendered = sharing.pixels_of(grids)
-            for box, grid, pixels in zip(layer.boxes, grids, rendered, strict=True):
-                with self._clock("raster_forward"):
-                    depth_range = self._depth_range(sight, boxes, box, directions)
+            grids = [plans[box].grid for box in layer.boxes]
+            rendered = sharing.shown[number : number + 1] if len(grids) == 1 else sharing.pixels_of(grids)
+            for box, pixels in zip(layer.boxes, rendered, strict=True):
                 history = self._occlusion.setdefault(box, OcclusionHistory(self._training))
                 limits = None if view is None else history.limits(view)
-                image = self._render(camera, splats, held[box], grid, depth_range, limits, workspace(box))
+                image = self._render(camera, splats, held[box], plans[box], limits, workspace(box))
                 if view is not None and history.on:
-                    tiles = queued_copy(subtiles.tiles_of(grid), self._device)
+                    tiles = queued_copy(subtiles.tiles_of(plans[box].grid), self._device)
                     history.keep([view], [_examined(history, view, image.raster, tiles, pixels, camera)])
-                assert image.bins.splat_starts is not None  # Views are listed without rooms here.
-                instances[image.rows] += torch.diff(image.bins.splat_starts)
                 images.append(image)
             with self._clock("compose"):
                 layers[number] = (images, composite(self._stack(images, rendered)))
-        return OwnImages(camera, layers, instances)
+        every = [image for of_layer, _ in layers.values() for image in of_layer]
+        instances = [image.instances for image in every]
+        return OwnImages(camera, layers, _by_splat(every, instances, lambda: splats.rows.new_zeros(splats.count)))
 
-    def backward(self, own: OwnImages, upstream: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    def backward(self, own: OwnImages, upstream: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """Gradient of each splat of the view, [V, GRADIENT].
 
-        upstream: by layer, dL/d colour and dL/d transmittance of its partial image, [H W, 4].
+        upstream: by layer, dL/d colour and dL/d transmittance of its partial image, [H W, 3] and [H W].
         """
-        camera = own.camera
+        camera, every, gradients = own.camera, [], []
         size = (camera.height, camera.width)
-        total = torch.zeros((len(own.instances), GRADIENT), dtype=self._kernels.dtype, device=own.instances.device)
         for number, (images, composed) in own.layers.items():
-            asked = upstream[number]
-            to_colour, to_transmittance = composite_backward(composed, asked[:, :3], asked[:, 3])
+            to_colour, to_transmittance = composite_backward(composed, *upstream[number])
             for n, image in enumerate(images):
                 gradient = op.raster_backward(
                     self._kernels,
@@ -133,71 +160,63 @@ class BoxRenderer:
                     to_colour[n].reshape(*size, 3),
                     image.workspace,
                     grad_transmittance=to_transmittance[n].reshape(size),
-                    depth_range=image.depth_range,
+                    depth_range=image.plan.depth_range,
                 )
-                total[image.rows] += gradient
-        return total
+                every.append(image)
+                gradients.append(gradient)
+        size_of_all = len(own.instances), GRADIENT
+        return _by_splat(every, gradients, lambda: own.instances.new_zeros(size_of_all, dtype=self._kernels.dtype))
 
     def _render(
         self,
         camera: Camera,
         splats: Splats,
         held: torch.Tensor | slice,
-        grid: torch.Tensor,
-        depth_range: torch.Tensor | None,
+        plan: BoxPlan,
         depth_limit: torch.Tensor | None,
         workspace: Workspace,
     ) -> BoxImage:
-        records = splats.records[held]
+        kernels, records = self._kernels, splats.records[held]
         if isinstance(held, torch.Tensor):
             # As the kernels read them, so that none of them makes a copy of its own.
-            records = take_records(self._kernels, workspace, "box.records", len(held)).copy_(records)
-        own = Splats(splats.rows[held], splats.ids[held], records)
-        on_host = subtiles.to_bits(grid)
-        bits = queued_copy(on_host, self._device)
-        tiles = queued_copy(torch.nonzero(on_host).flatten().to(torch.int32), self._device)
+            records = take_records(kernels, workspace, "box.records", len(held)).copy_(records)
+        own, shown = Splats(splats.rows[held], splats.ids[held], records), plan.subtiles
         with self._clock("bin"):
-            bins = op.bin_splats(self._kernels, own, camera, workspace, tiles, bits, depth_limit)
+            bins = op.bin_splats(kernels, own, camera, workspace, plan.tiles, shown, depth_limit)
         with self._clock("raster_forward"):
             raster = op.raster_forward(
-                self._kernels, own, bins, camera, workspace, subtiles=bits, depth_range=depth_range
+                kernels, own, bins, camera, workspace, subtiles=shown, depth_range=plan.depth_range
             )
-        return BoxImage(held, own, bins, raster, depth_range, workspace)
-
-    def _depth_range(
-        self, sight: Sight, boxes: Boxes, box: int, directions: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """Depths at which the box's splats are blended, [H, W, 2]; None for all.
-
-        `exact`: the ray's stretch inside the box. `drop`: the same where another box's region lies too, everything
-        elsewhere (Splaxel).
-        """
-        if directions is None:
-            return None
-        contested = None
-        if self._boundary == "drop":
-            grid = sight.crowded & sight.projected[box]
-            if not bool(grid.any()):
-                return None
-            contested = subtiles.pixels_of(queued_copy(grid, self._device), sight.camera)
-        interval = depth_interval(sight.camera, directions, boxes.corners[box])
-        if contested is not None:
-            enter, leave = interval.unbind(dim=-1)
-            interval = torch.stack(
-                [torch.where(contested, enter, -torch.inf), torch.where(contested, leave, torch.inf)], dim=-1
-            )
-        return interval.to(self._kernels.dtype)
+        return BoxImage(held, own, bins, raster, plan, workspace)
 
     def _stack(self, images: list[BoxImage], rendered: torch.Tensor) -> Partials:
         """The boxes' rasters, front to back, [n, H W]; nothing blended where a box is not `rendered`, [n, H W] bool."""
         rasters = [image.raster for image in images]
-        transmittance = torch.stack([r.transmittance.flatten() for r in rasters])
+        transmittance = _together([r.transmittance.flatten() for r in rasters])
         return Partials(
-            torch.stack([r.colour.reshape(-1, 3) for r in rasters]),
+            _together([r.colour.reshape(-1, 3) for r in rasters]),
             torch.where(rendered, transmittance, torch.ones_like(transmittance)),
-            torch.stack([r.stopped.flatten() for r in rasters]) > 0,
-            torch.stack([r.depth.flatten() for r in rasters]) if self._with_depth else None,
+            _together([r.stopped.flatten() for r in rasters]) > 0,
+            _together([r.depth.flatten() for r in rasters]) if self._with_depth else None,
         )
+
+
+def _together(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Along a new first dimension; a single one is not copied."""
+    return parts[0][None] if len(parts) == 1 else torch.stack(parts)
+
+
+def _by_splat(images: list[BoxImage], values: list[torch.Tensor], zeros: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What boxes have for each splat of the view, added up; that of a rank's only box as it is.
+
+    values: by box, [its splats, ...]. zeros: [V, ...].
+    """
+    if len(images) == 1 and isinstance(images[0].rows, slice):
+        return values[0]
+    total = zeros()
+    for image, value in zip(images, values, strict=True):
+        total[image.rows] += value
+    return total
 
 
 def _examined(

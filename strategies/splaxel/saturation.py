@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from strategies.distribution.communicator import Communicator
@@ -57,6 +58,20 @@ class _ViewMasks:
     kept: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What a visit shows of its masks, on its way to the host or to wait there for its sizes.
+
+    lit: by layer, the grid of sub-tiles that light reaches. dark: by layer, which of the pixels that this rank
+    composited are to be kept, [layers, P] bool; sizes: how many. light: transmittances, [layers, P].
+    """
+
+    lit: HostCopy
+    dark: torch.Tensor
+    sizes: HostCopy
+    light: torch.Tensor
+
+
 class Masks:
     """Masks of all views. `active` before a visit, `judge` and `learn` after it."""
 
@@ -77,8 +92,8 @@ class Masks:
             return {}
         return {box: mask.active for box, mask in known.boxes.items()}
 
-    def judge(self, views: Sequence[int], sharings: Sequence[Sharing], stacks: Sequence[Partials]) -> list[HostCopy]:
-        """Judge what each visit showed, for `learn`: by view, sub-tiles that light reaches, on their way to the host.
+    def judge(self, views: Sequence[int], sharings: Sequence[Sharing], stacks: Sequence[Partials]) -> list[Judged]:
+        """Judge what each visit showed, for `learn`, by view. Nobody waits.
 
         stacks: by view, all layers' partials at the pixels that this rank composited. A rank judges the tiles that it
         counts, front to back by the boxes' order.
@@ -86,7 +101,7 @@ class Masks:
         if self._options.saturation == "off":
             return []
         return [
-            self._copies.start(self._lit(self._views.setdefault(view, _ViewMasks()), sharing, stack))
+            self._judged(self._views.setdefault(view, _ViewMasks()), sharing, stack)
             for view, sharing, stack in zip(views, sharings, stacks, strict=True)
         ]
 
@@ -94,7 +109,7 @@ class Masks:
         self,
         views: Sequence[int],
         sharings: Sequence[Sharing],
-        judged: Sequence[HostCopy],
+        judged: Sequence[Judged],
         images_seen: int,
     ) -> None:
         """Agree on the masks of the next visits. judged: what `judge` returned. Collective.
@@ -103,57 +118,57 @@ class Masks:
         """
         if self._options.saturation == "off":
             return
-        rank, mine = self._comm.rank, []
-        for sharing, lit in zip(sharings, judged, strict=True):
-            own = sharing.counter == rank
-            mine += [bits[own] for bits in lit.read(lambda grids: [*map(subtiles.to_bits, grids)])]
+        mine = []
+        for view, sharing, of_view in zip(views, sharings, judged, strict=True):
+            bits = of_view.lit.read(subtiles.to_bits)
+            mine.append(bits[:, subtiles.numbers(sharing.counted(self._comm.rank))].flatten())
+            self._keep(self._views[view], sharing, of_view)
         told = self._comm.gather("masks", torch.cat(mine) if mine else torch.empty(0, dtype=torch.uint8))
         read = [0] * self._comm.ranks
         for view, sharing in zip(views, sharings, strict=True):
-            grids = []
-            for _ in sharing.sight.layers:
-                bits = torch.zeros(sharing.sight.camera.tiles, dtype=torch.uint8)
-                for source, part in enumerate(told):
-                    tiles = sharing.counter == source
-                    count = int(tiles.sum())
-                    bits[tiles] = part[read[source] : read[source] + count]
-                    read[source] += count
-                grids.append(subtiles.from_bits(bits, sharing.sight.camera))
-            self._update(self._views[view], sharing, grids, images_seen)
+            camera, layers = sharing.sight.camera, len(sharing.sight.layers)
+            bits = torch.zeros((layers, camera.tiles), dtype=torch.uint8)
+            for source, part in enumerate(told):
+                tiles = subtiles.numbers(sharing.counted(source))
+                begin, read[source] = read[source], read[source] + layers * len(tiles)
+                bits[:, tiles] = part[begin : read[source]].view(layers, len(tiles))
+            self._update(self._views[view], sharing, subtiles.from_bits(bits, camera), images_seen)
 
     def _shows_all(self, known: _ViewMasks) -> bool:
         return self._options.reactivate == "every_k" and known.visits % self._options.every == 0
 
-    def _lit(self, known: _ViewMasks, sharing: Sharing, stack: Partials) -> torch.Tensor:
-        """By layer, the grid of sub-tiles that light of at least eps reaches, on the tiles this rank counts: [layers,
-        rows, columns] bool on the device.
+    def _judged(self, known: _ViewMasks, sharing: Sharing, stack: Partials) -> Judged:
+        """Light of at least eps reaches a sub-tile, on the tiles this rank counts.
 
         The budget test: a pruned pixel has no fresh transmittance, so the one it had when last shown stands in; what
         it would let through may bring those behind it back too, front to back.
         """
-        camera, layers = sharing.sight.camera, sharing.sight.layers
-        places, _ = sharing.needed(self._comm.rank)
-        counted = (sharing.pixel_counter == self._comm.rank).flatten()[places]
+        camera, layers, places = sharing.sight.camera, sharing.sight.layers, sharing.lists.needed
         shown = sharing.shown[:, places]
-        signed = torch.where(stack.stopped, -stack.transmittance, stack.transmittance)
+        remembered = stack.transmittance.new_ones((len(layers), camera.height * camera.width))
         for number, layer in enumerate(layers):
-            remembered = signed.new_ones(camera.height * camera.width)
             if layer.boxes in known.kept:
                 pixels, values = known.kept[layer.boxes]
-                remembered[pixels.long()] = values
-            signed[number] = torch.where(shown[number], signed[number], remembered[places])
+                remembered[number, pixels.long()] = values
+        signed = torch.where(stack.stopped, -stack.transmittance, stack.transmittance)
+        signed = torch.where(shown, signed, remembered[:, places])
         light = light_in_front(signed.abs(), signed < 0)
         bright = light >= self._options.saturation_eps
         # What will be shown will be fresh: only dark pixels can need what they held.
-        regions = sharing.pixels_of(sharing.sight.layer_grids)[:, places]
-        dark = subtiles.numbers_of(regions & counted & ~(bright & shown))
-        for layer, of_layer, at in zip(layers, signed, dark, strict=True):
-            known.kept[layer.boxes] = (places[at].int(), of_layer[at])
+        counted = sharing.pixels_counted(self._comm.rank)
+        dark = (sharing.pixels_of(sharing.sight.layer_grids) & counted)[:, places] & ~(bright & shown)
         reached = torch.zeros((len(layers), camera.height * camera.width), dtype=torch.bool, device=places.device)
         reached[:, places] = bright
-        return subtiles.touched_by(reached.view(-1, camera.height, camera.width), camera)
+        lit = subtiles.touched_by(reached.view(-1, camera.height, camera.width), camera)
+        return Judged(self._copies.start(lit), dark, self._copies.start(dark.sum(dim=1)), signed)
 
-    def _update(self, known: _ViewMasks, sharing: Sharing, lit: Sequence[torch.Tensor], images_seen: int) -> None:
+    def _keep(self, known: _ViewMasks, sharing: Sharing, judged: Judged) -> None:
+        """Remember the light at the dark pixels."""
+        dark = subtiles.numbers_of(judged.dark, judged.sizes.read(torch.Tensor.tolist))
+        for layer, light, at in zip(sharing.sight.layers, judged.light, dark, strict=True):
+            known.kept[layer.boxes] = (sharing.lists.needed[at].int(), light[at])
+
+    def _update(self, known: _ViewMasks, sharing: Sharing, lit: torch.Tensor, images_seen: int) -> None:
         never = self._options.reactivate != "budget" and not self._shows_all(known)
         for layer, reached in zip(sharing.sight.layers, lit, strict=True):
             if layer.rank not in sharing.takes_part:
@@ -163,21 +178,23 @@ class Masks:
                 mask = known.boxes.get(box)
                 if mask is None:
                     mask = _Mask(torch.ones_like(region), torch.zeros(region.shape, dtype=torch.int64))
-                pruned, saturated = region & ~mask.active, region & ~reached
-                self._count(pruned, saturated, region, mask.since, images_seen)
-                active = (reached & mask.active) if never else reached
-                active = active | ~region
-                since = mask.since.masked_fill(mask.active, images_seen).masked_fill_(active, 0)
-                known.boxes[box] = _Mask(active, since)
+                before, since = mask.active, mask.since.numpy()
+                self._count(region & ~before, region & ~reached, region, since, images_seen)
+                active = ((reached & before) if never else reached) | ~region
+                since[(before & ~active).numpy()] = images_seen
+                since[(active & ~before).numpy()] = 0
+                known.boxes[box] = _Mask(active, mask.since)
         known.visits += 1
 
     def _count(
-        self, pruned: torch.Tensor, saturated: torch.Tensor, region: torch.Tensor, since: torch.Tensor, images_seen: int
+        self, pruned: torch.Tensor, saturated: torch.Tensor, region: torch.Tensor, since: np.ndarray, images_seen: int
     ) -> None:
-        pixels, counts = subtiles.WIDTH * subtiles.HEIGHT, self.counts
-        counts.seen += pixels * int(region.sum())
-        counts.pruned += pixels * int(pruned.sum())
-        counts.saturated += pixels * int(saturated.sum())
-        counts.hits += pixels * int((pruned & saturated).sum())
-        counts.flipped += pixels * int((pruned & ~saturated).sum())
-        counts.age += pixels * int((pruned * (images_seen - since)).sum())
+        pixels, counts, left_out = subtiles.WIDTH * subtiles.HEIGHT, self.counts, subtiles.count(pruned)
+        counts.seen += pixels * subtiles.count(region)
+        counts.saturated += pixels * subtiles.count(saturated)
+        if left_out:
+            hits = subtiles.count(pruned & saturated)
+            counts.pruned += pixels * left_out
+            counts.hits += pixels * hits
+            counts.flipped += pixels * (left_out - hits)
+            counts.age += pixels * (left_out * images_seen - int((since * pruned.numpy()).sum()))

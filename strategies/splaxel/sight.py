@@ -15,9 +15,11 @@ import torch
 
 from cuda_src.camera import Camera
 from strategies.distribution.halo import SSIM_HALO
+from strategies.distribution.host_copies import HostCopies
 from strategies.distribution.regions import queued_copy
 from strategies.splaxel import subtiles
 from strategies.splaxel.boxes import Boxes
+from strategies.splaxel.pixel_lists import PixelLists
 from strategies.splaxel.visibility import region
 
 OWNER_BLOCK = 4
@@ -91,7 +93,7 @@ def look(
     for box in boxes.front_to_back(camera.centre):
         margin = 0.0 if margins is None else margins[box]
         grid = region(camera, near, visible[box].numpy(), margin)
-        if whole or bool(grid.any()):
+        if whole or subtiles.count(grid):
             order.append(box)
             projected[box] = grid
     regions = {box: everything if whole else projected[box] for box in order}
@@ -106,7 +108,7 @@ def _layers(order: Sequence[int], regions: Mapping[int, torch.Tensor], boxes: Bo
         rank, grid = int(boxes.owner[box]), regions[box]
         # The box must come behind every layer it overlaps; of its own rank's it may join one, since a rank
         # composites the boxes of a layer in their order.
-        first = max((n for n, cover in enumerate(covers) if bool((cover & grid).any())), default=0)
+        first = max((n for n, cover in enumerate(covers) if subtiles.count(cover & grid)), default=0)
         joined = next((n for n in range(first, len(layers)) if layers[n][0] == rank), None)
         if joined is None:
             layers.append((rank, [box]))
@@ -117,13 +119,13 @@ def _layers(order: Sequence[int], regions: Mapping[int, torch.Tensor], boxes: Bo
     return tuple(Layer(rank, tuple(members)) for rank, members in layers)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sharing:
     """Who does what for one visit of a view.
 
     active: by box, the grid that its mask leaves. takes_part: ranks that render; others show nothing. device: where
     pixels lie; grids and tiles are the host's. collector: a rank that composites the whole image alone, when there is
-    no loss to share out.
+    no loss to share out. lists: of pixels, from `find` on.
     """
 
     sight: Sight
@@ -132,9 +134,9 @@ class Sharing:
     compose: Literal["all", "owner"]
     device: torch.device
     collector: int | None = None
-    _needs: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
-    _needed: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, init=False)
-    _sent: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, init=False)
+    lists: PixelLists = field(init=False)
+    _counted: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
+    _supervised: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
 
     @cached_property
     def grids(self) -> list[torch.Tensor]:
@@ -179,7 +181,7 @@ class Sharing:
         counter = torch.full((camera.tiles,), min(self.takes_part, default=0))
         if self.compose == "all":
             for rank, tiles in reversed(seen):
-                counter[tiles] = rank
+                counter.masked_fill_(tiles, rank)
             return counter
         ranks = sorted({rank for rank, _ in seen})
         if not ranks:
@@ -191,60 +193,38 @@ class Sharing:
         chosen = (covers & (covers.cumsum(dim=0) == turn + 1)).int().argmax(dim=0)
         return torch.where(covers.any(dim=0), torch.tensor(ranks)[chosen], counter)
 
+    def counted(self, rank: int) -> torch.Tensor:
+        """Tiles that the rank counts, [tiles] bool."""
+        if rank not in self._counted:
+            self._counted[rank] = self.counter == rank
+        return self._counted[rank]
+
     def supervised(self, rank: int) -> torch.Tensor:
         """Tiles on which the rank computes a loss, [tiles] bool: those it counts and, with `compose: all`, shows."""
-        tiles = self.counter == rank
-        if self.compose == "all" and self.collector is None and rank in self.takes_part:
-            for layer, grid in zip(self.sight.layers, self.grids, strict=True):
-                if layer.rank == rank:
-                    tiles = tiles | subtiles.tiles_of(grid)
-        return tiles
+        if rank not in self._supervised:
+            tiles = self.counted(rank)
+            if self.compose == "all" and self.collector is None and rank in self.takes_part:
+                for layer, grid in zip(self.sight.layers, self.grids, strict=True):
+                    if layer.rank == rank:
+                        tiles = tiles | subtiles.tiles_of(grid)
+            self._supervised[rank] = tiles
+        return self._supervised[rank]
 
-    def needs(self, rank: int) -> torch.Tensor:
-        """Pixels the rank composites, [H W] bool. With `compose: all` they reach as far as SSIM's gradient does."""
-        if rank not in self._needs:
-            self._find_needs([rank])
-        return self._needs[rank]
+    def find(self, rank: int, ranks: int, copies: HostCopies) -> None:
+        """Queue what finds the pixels that the rank sends, gets and composites, which are `lists` from here on.
 
-    def needed(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Numbers y W + x of the pixels the rank composites, ascending, and each pixel's place among them, [H W]."""
-        if rank not in self._needed:
-            needs = self.needs(rank)
-            self._needed[rank] = torch.nonzero(needs).flatten(), needs.cumsum(0) - 1
-        return self._needed[rank]
-
-    def sent(self, layer: int, rank: int) -> torch.Tensor:
-        """Pixels, ascending numbers y W + x, of a layer that go to the rank: `shown` and `needs` alone say which."""
-        if (layer, rank) not in self._sent:
-            self._find_sent([(layer, rank)])
-        return self._sent[layer, rank]
-
-    def prepare(self, rank: int, ranks: int) -> None:
-        """Find all pixels that the rank sends, gets and composites. Nothing of that waits for the device any more: to
-        be called while it has nothing to do."""
-        self._find_needs(range(ranks))
-        mine = [number for number, layer in enumerate(self.sight.layers) if layer.rank == rank]
-        for number in mine:
-            self._find_sent([(number, other) for other in range(ranks)])
-        self._find_sent([(number, rank) for number in range(len(self.sight.layers)) if number not in mine])
-        self.needed(rank)
-        # What the others composite has said what they are sent: a few MB a rank that nobody asks for any more.
-        for other in set(self._needs) - {rank}:
-            del self._needs[other]
-
-    @cached_property
-    def pixel_counter(self) -> torch.Tensor:
-        """`counter` of each pixel, [H, W] on the device."""
-        return subtiles.tile_pixels(queued_copy(self.counter, self.device), self.sight.camera)
-
-    def _find_needs(self, ranks: Sequence[int]) -> None:
+        With `compose: all` a rank composites as far as SSIM's gradient reaches beyond the tiles that it supervises.
+        """
         camera = self.sight.camera
-        tiles = queued_copy(torch.stack([self.supervised(rank) for rank in ranks]), self.device)
-        halo = self.compose == "all" and self.collector is None
-        pixels = subtiles.pixels_near(tiles, camera, SSIM_HALO) if halo else subtiles.tile_pixels(tiles, camera)
-        self._needs.update(zip(ranks, pixels.flatten(1), strict=True))
+        tiles = queued_copy(torch.stack([self.supervised(r) for r in range(ranks)]), self.device)
+        near = None if self.collector is not None else subtiles.pixels_near(tiles, camera, SSIM_HALO).flatten(1)
+        owners = [layer.rank for layer in self.sight.layers]
+        if self.compose == "all" and near is not None:
+            self.lists = PixelLists(self.shown, owners, near, rank, copies)
+        else:
+            needs = subtiles.tile_pixels(tiles, camera).flatten(1)
+            self.lists = PixelLists(self.shown, owners, needs, rank, copies, near)
 
-    def _find_sent(self, pairs: Sequence[tuple[int, int]]) -> None:
-        if pairs:
-            masks = torch.stack([self.shown[layer] & self.needs(rank) for layer, rank in pairs])
-            self._sent.update(zip(pairs, subtiles.numbers_of(masks), strict=True))
+    def pixels_counted(self, rank: int) -> torch.Tensor:
+        """Pixels of the tiles that the rank counts, [H W] bool on the device."""
+        return subtiles.tile_pixels(queued_copy(self.counted(rank), self.device), self.sight.camera).flatten()

@@ -9,23 +9,24 @@ import torch
 
 from cuda_src import operators as op
 from cuda_src.camera import Camera
-from cuda_src.exchange import take_records
 from cuda_src.layout import MEAN, RECORD
 from cuda_src.workspace import Workspace
 from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
-from strategies.distribution.halo import fill_halo
+from strategies.distribution.halo import Halo, exchange_halo
+from strategies.distribution.host_copies import HostCopies
 from strategies.distribution.migration import migrate
 from strategies.distribution.regions import queued_copy
 from strategies.gaussians import Gaussians
 from strategies.info import Options
 from strategies.morton import source_order
+from strategies.splaxel import subtiles
 from strategies.splaxel.boundary import return_gradients, send_copies
 from strategies.splaxel.boxes import Boxes, median_boxes
 from strategies.splaxel.composition import Composite, composite, composite_backward
 from strategies.splaxel.consolidation import Participation, disjoint_views
 from strategies.splaxel.counts import StepCounts, shares
 from strategies.splaxel.info import SplaxelOptions, refuses, refuses_training
-from strategies.splaxel.partial_images import BoxRenderer, OwnImages
+from strategies.splaxel.partial_images import BoxPlan, BoxRenderer, OwnImages
 from strategies.splaxel.pixel_exchange import PixelCounts, PixelExchange
 from strategies.splaxel.repartition import balanced_boxes, imbalance
 from strategies.splaxel.saturation import Masks, PairCounts
@@ -64,6 +65,7 @@ class Splaxel(Strategy):
         self.renderer = BoxRenderer(ctx, options.boundary, by_depth)
         self.pixels, self.render_pixels = (PixelExchange(self.comm, options.compose, by_depth) for _ in range(2))
         self.masks, self.participation = Masks(self.comm, options), Participation(self.comm)
+        self.copies = HostCopies()
         self.works: dict[tuple[int, int | str], Workspace] = {}
         self.optimizer = RowAdam(ctx.training, ctx.kernels, ctx.extent, self._work(0, "shared"))
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
@@ -75,8 +77,7 @@ class Splaxel(Strategy):
         comm, clock, exact = self.comm, self.ctx.clock, self.options.boundary == "exact"
         visits = self._next_visits(queue)
         with clock("project"):
-            splats = [self._project(visit, slot) for slot, visit in enumerate(visits)]
-            sharings = self._sharings(visits, splats)
+            splats, sharings, plans = self._projected(visits)
         shown, copies = splats, None
         if exact:
             with clock("exchange_boundary"):
@@ -85,24 +86,27 @@ class Splaxel(Strategy):
                 ]
                 shown, copies = send_copies(comm, splats, wanted)
         own = [
-            self._render_boxes(sharing, s, slot, visit.view)
-            for slot, (visit, sharing, s) in enumerate(zip(visits, sharings, shown, strict=True))
+            self._render_boxes(sharing, plan, s, slot, visit.view)
+            for slot, (visit, sharing, plan, s) in enumerate(zip(visits, sharings, plans, shown, strict=True))
         ]
         with clock("exchange_forward"):
             stacks = self.pixels.forward(sharings, [o.partials() for o in own], self.background)
+        views = [visit.view for visit in visits]
+        with clock("masks"):
+            judged = self.masks.judge(views, sharings, stacks)
         with clock("compose"):
             composed = [composite(stack, self.options.order == "depth") for stack in stacks]
             pictures = [self._picture(sharing, c) for sharing, c in zip(sharings, composed, strict=True)]
         if self.options.compose == "owner":
             with clock("exchange_loss"):
-                fill_halo(comm, "exchange_loss", PixelCounters(sharings), pictures)
+                exchange_halo(comm, "exchange_loss", halo_of(sharings, comm.ranks), pictures)
         upstream, losses = [], []
         for slot, (visit, sharing, picture, c) in enumerate(zip(visits, sharings, pictures, composed, strict=True)):
             with clock("loss"):
                 value, gradient = self._loss(visit, sharing, picture, slot)
                 losses.append(value)
             with clock("compose"):
-                to_colour = gradient.view(-1, 3)[sharing.needed(comm.rank)[0]]
+                to_colour = gradient.view(-1, 3)[sharing.lists.needed]
                 upstream.append(composite_backward(c, to_colour, (to_colour * self.background).sum(dim=1)))
         with clock("exchange_backward"):
             asked = self.pixels.backward(sharings, upstream, self.background)
@@ -111,14 +115,11 @@ class Splaxel(Strategy):
         if copies:
             with clock("exchange_boundary"):
                 partials = return_gradients(comm, copies, partials)
-        views = [visit.view for visit in visits]
-        with clock("masks"):
-            judged = self.masks.judge(views, sharings, stacks)
         with clock("project_backward"):
             for slot, (visit, s, o, partial) in enumerate(zip(visits, splats, own, partials, strict=True)):
                 rendered = o.instances[: s.count] > 0
                 for rows in copies.sent[slot] if copies else ():
-                    rendered[rows] = True
+                    rendered.index_fill_(0, rows, True)
                 self._add_gradients(visit, s, rendered, partial, slot)
         with clock("optimize"):
             self._optimize(visits)
@@ -128,7 +129,7 @@ class Splaxel(Strategy):
             self._keep_up(visits, splats, own)
         self.counts.add(sharings, comm.rank)
         steps = 1 if self.options.window == 1 else len(visits)
-        visible, instances = sum(s.count for s in splats), torch.stack([o.instances.sum() for o in own]).sum()
+        visible, instances = sum(s.count for s in splats), sum(o.total for o in own)
         return StepReport(len(visits), steps, torch.stack(losses).sum() / len(visits), visible, instances)
 
     def render(self, camera: Camera) -> torch.Tensor | None:
@@ -140,11 +141,12 @@ class Splaxel(Strategy):
             margins = self.territory.margins([-1], [camera], [splats])[0]
         sight = self.territory.sight(camera, margins=margins)
         sharing = Sharing(sight, {}, everyone, self.options.compose, self.device, collector=0)
-        sharing.prepare(self.comm.rank, self.comm.ranks)
+        sharing.find(self.comm.rank, self.comm.ranks, self.copies)
         if self.options.boundary == "exact":
             wanted = self.territory.wanted(splats, sight, everyone)
             splats = send_copies(self.comm, [splats], [wanted])[0][0]
-        own = self._render_boxes(sharing, splats, 0)
+        plan = self.renderer.plan(sharing, self.territory.boxes, None)
+        own = self._render_boxes(sharing, plan, splats, 0)
         (stack,) = self.render_pixels.forward([sharing], [own.partials()], self.background)
         if self.comm.rank != 0:
             return None
@@ -207,60 +209,69 @@ class Splaxel(Strategy):
         )
         return op.project(kernels, gaussians.parameters, gaussians.ids, visit.camera, degree, work, bounds=bounds)
 
-    def _sharings(self, visits: Sequence[Visit], splats: Sequence[op.Splats]) -> list[Sharing]:
-        """Who shows, composites and supervises what in each view."""
-        territory = self.territory
-        margins: Sequence[list[float] | None] = [None] * len(visits)
-        if self.options.boundary == "keep":
-            margins = territory.margins([v.view for v in visits], [v.camera for v in visits], splats)
-        sharings = [
-            Sharing(
-                territory.sight(v.camera, v.view, m),
-                self.masks.active(v.view),
-                v.takes_part,
-                self.options.compose,
-                self.device,
-            )
-            for v, m in zip(visits, margins, strict=True)
-        ]
-        for sharing in sharings:
-            sharing.prepare(self.comm.rank, self.comm.ranks)
-        return sharings
+    def _projected(self, visits: Sequence[Visit]) -> tuple[list[op.Splats], list[Sharing], list[dict[int, BoxPlan]]]:
+        """By view, this rank's splats, who does what, and what this rank's boxes show.
 
-    def _render_boxes(self, sharing: Sharing, splats: op.Splats, slot: int, view: int | None = None) -> OwnImages:
-        """view: whose occlusion history is used and kept; None for neither."""
+        Where no splat has a say in who does what, it is found first: the host waits for the number of splats anyway,
+        and then it knows how many pixels there are, too.
+        """
+        if self.options.boundary != "keep":
+            sharings, plans = self._shared_out(visits, [None] * len(visits))
+        splats = [self._project(visit, slot) for slot, visit in enumerate(visits)]
+        if self.options.boundary == "keep":
+            cameras = [v.camera for v in visits]
+            margins = self.territory.margins([v.view for v in visits], cameras, splats)
+            sharings, plans = self._shared_out(visits, margins)
+        return splats, sharings, plans
+
+    def _shared_out(
+        self, visits: Sequence[Visit], margins: Sequence[list[float] | None]
+    ) -> tuple[list[Sharing], list[dict[int, BoxPlan]]]:
+        """Who shows, composites and supervises what in each view. margins: by view, as `Territory.sight` takes them."""
+        sharings = []
+        for v, of_view in zip(visits, margins, strict=True):
+            sight = self.territory.sight(v.camera, v.view, of_view)
+            sharing = Sharing(sight, self.masks.active(v.view), v.takes_part, self.options.compose, self.device)
+            sharing.find(self.comm.rank, self.comm.ranks, self.copies)
+            sharings.append(sharing)
         boxes = self.territory.boxes
+        return sharings, [self.renderer.plan(s, boxes, v.view) for v, s in zip(visits, sharings, strict=True)]
+
+    def _render_boxes(
+        self, sharing: Sharing, plan: dict[int, BoxPlan], splats: op.Splats, slot: int, view: int | None = None
+    ) -> OwnImages:
+        """view: whose occlusion history is used and kept; None for neither."""
         with self.ctx.clock("bin"):
             held = self.territory.held(splats, sharing.sight)
-        return self.renderer.forward(sharing, boxes, splats, held, lambda box: self._work(slot, box), view)
+        return self.renderer.forward(sharing, plan, splats, held, lambda box: self._work(slot, box), view)
 
     def _picture(self, sharing: Sharing, composed: Composite) -> torch.Tensor:
         """The image [H, W, 3], filled in where this rank composites, background elsewhere."""
         camera = sharing.sight.camera
         picture = self.background.repeat(camera.height * camera.width, 1)
         colour = composed.colour + composed.transmittance[:, None] * self.background
-        picture[sharing.needed(self.comm.rank)[0]] = colour
+        picture[sharing.lists.needed] = colour
         return picture.view(camera.height, camera.width, 3)
 
     def _loss(
         self, visit: Visit, sharing: Sharing, picture: torch.Tensor, slot: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of the tiles this rank counts, and the gradient of those and of what else it supervises."""
-        counted = sharing.counter == self.comm.rank
-        beside = sharing.supervised(self.comm.rank) & ~counted
-        whole, value, gradient = Rect.whole(visit.camera), self.background.new_zeros(()), torch.zeros_like(picture)
+        counted = sharing.counted(self.comm.rank)
+        whole, beside = Rect.whole(visit.camera), sharing.supervised(self.comm.rank) & ~counted
+        value, gradient = self.background.new_zeros(()), None
         for name, tiles in (("counted", counted), ("beside", beside)):
-            if not bool(tiles.any()):
+            if not subtiles.count(tiles):
                 continue
             target = self.images.region(visit.view, whole, self.device)
             mask = self.images.mask(visit.view, whole, self.device)
-            listed = queued_copy(torch.nonzero(tiles).flatten().to(torch.int32), self.device)
+            listed = queued_copy(subtiles.numbers(tiles), self.device)
             weight = self.ctx.training.ssim_weight
             loss = op.l1_ssim(self.ctx.kernels, picture, target, self._work(slot, name), mask, listed, "exact", weight)
-            gradient += loss.gradient
+            gradient = loss.gradient if gradient is None else gradient + loss.gradient
             if name == "counted":
                 value = loss.value.clone()
-        return value, gradient
+        return value, torch.zeros_like(picture) if gradient is None else gradient
 
     def _add_gradients(
         self, visit: Visit, splats: op.Splats, rendered: torch.Tensor, partial: torch.Tensor, slot: int
@@ -268,12 +279,10 @@ class Splaxel(Strategy):
         if self.options.window > 1 and self.comm.rank not in visit.takes_part:
             return
         degree, work = sh_degree(self.ctx.training, visit.images), self._work(slot, "view")
-        if self.options.saturation == "on" or self.ctx.training.occlusion == "history":
-            # What they removed from this view is not visible in it: without this, its moments would move it.
-            kept = torch.nonzero(rendered).flatten()
-            records = take_records(self.ctx.kernels, work, "rendered.records", len(kept)).copy_(splats.records[kept])
-            splats, partial = op.Splats(splats.rows[kept], splats.ids[kept], records), partial[kept]
-        self.optimizer.add_splats(self.gaussians, splats, visit.camera, degree, partial, work)
+        # What masks and occlusion removed from this view is not visible in it: else, its moments would move it.
+        removes = self.options.saturation == "on" or self.ctx.training.occlusion == "history"
+        drawn = rendered if removes else None
+        self.optimizer.add_splats(self.gaussians, splats, visit.camera, degree, partial, work, drawn)
 
     def _optimize(self, visits: Sequence[Visit]) -> None:
         """One step for the batch, or one for each view that ran beside others, where this rank takes part."""
@@ -290,13 +299,13 @@ class Splaxel(Strategy):
         """Remember what the step cost; measure bounds and cut boxes anew when due."""
         for s, o in zip(splats, own, strict=True):
             self.work_of.index_add_(0, s.rows, o.instances[: s.count].to(self.work_of.dtype))
-            self.work += o.instances.sum()
+            self.work += o.total
         options, seen = self.options, self._images_seen
         if options.window > 1:
             # A rank that saw a splat of its own or of another may do so again.
             self.participation.learn([v.view for v in visits], [len(o.instances) > 0 for o in own])
         if _crossed(seen, len(visits), options.repartition_images):
-            if imbalance(self.comm, float(self.work)) > options.repartition_imbalance:
+            if imbalance(self.comm, self.work) > options.repartition_imbalance:
                 self._repartition()
             self._forget_work()
         if _crossed(seen, len(visits), SURVEY_IMAGES):
@@ -319,8 +328,8 @@ class Splaxel(Strategy):
         self._forget_work()
 
     def _forget_work(self) -> None:
-        """Instances rendered since, by this rank, 0-d, and of each of its Gaussians, [N] float32."""
-        self.work = torch.zeros((), dtype=torch.int64, device=self.device)
+        """Instances rendered since, by this rank, and of each of its Gaussians, [N] float32."""
+        self.work = 0
         self.work_of = torch.zeros(self.gaussians.count, device=self.device)
 
     def _work(self, slot: int, part: int | str) -> Workspace:
@@ -328,14 +337,10 @@ class Splaxel(Strategy):
         return self.works.setdefault((slot, part), Workspace(self.device))
 
 
-class PixelCounters:
-    """Who counts which pixel, as the halo exchange asks for it."""
-
-    def __init__(self, sharings: Sequence[Sharing]):
-        self._sharings = sharings
-
-    def pixel_owner(self, view: int) -> torch.Tensor:
-        return self._sharings[view].pixel_counter
+def halo_of(sharings: Sequence[Sharing], ranks: int) -> Halo:
+    """Which composited pixels of a step's views cross for the loss."""
+    gives, takes = [s.lists.gives for s in sharings], [s.lists.takes for s in sharings]
+    return Halo([[of[r] for of in gives] for r in range(ranks)], [[of[r] for of in takes] for r in range(ranks)])
 
 
 def _crossed(seen: int, step: int, every: int) -> bool:

@@ -3,10 +3,17 @@
 A grid is a boolean [4 tiles_y, 2 tiles_x] tensor in image layout; kernels take the same as one byte a tile, bit
 row * 2 + column. Grids and tiles lie on the host, which decides by them; pixels lie where images do. What makes pixels
 of grids, or grids of pixels, takes any number of them at once, on any device, and waits for none.
+
+A grid has some 65,000 flags at 1080p, and a step looks at a dozen: NumPy goes through one in a few microseconds, while
+PyTorch takes ten times as long to count flags, and as long as that again for each call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
 import torch
 
 from cuda_src.camera import TILE, Camera
@@ -14,11 +21,12 @@ from cuda_src.camera import TILE, Camera
 WIDTH, HEIGHT = 8, 4
 """Pixels of a sub-tile: whole 16 x 16 tiles catch a fraction of what is saturated."""
 COLUMNS, ROWS = TILE // WIDTH, TILE // HEIGHT
-_BITS = torch.arange(ROWS * COLUMNS, dtype=torch.uint8)
-_PAIR = torch.int16
+_SHIFTS = np.arange(0, ROWS * COLUMNS, COLUMNS, dtype=np.uint8)[:, None]
+"""Of the bits of each row of a tile."""
+_PAIR, _BOTH = np.int16, 0x0101
 """A row of a tile's sub-tiles read as one number, the left one in its low byte: rows of tiles stay rows in memory."""
-_MOST_FLAGS = 1 << 28
-"""Flags that are looked through at once: 4 GB of numbers if all are set; torch takes no more than 2^31."""
+_MOST_FLAGS = 1 << 27
+"""Flags that are looked through at once: 1 GB to count them in."""
 
 
 def grid_shape(camera: Camera) -> tuple[int, int]:
@@ -26,23 +34,36 @@ def grid_shape(camera: Camera) -> tuple[int, int]:
     return camera.tiles_y * ROWS, camera.tiles_x * COLUMNS
 
 
+def count(grid: torch.Tensor) -> int:
+    """Sub-tiles of a grid, or tiles, that are flagged."""
+    return int(np.count_nonzero(grid.numpy()))
+
+
+def numbers(tiles: torch.Tensor) -> torch.Tensor:
+    """Of the flagged tiles, ascending, as kernels are given them: [tiles] -> [k] int32."""
+    return torch.from_numpy(np.flatnonzero(tiles.numpy()).astype(np.int32))
+
+
 def to_bits(grid: torch.Tensor) -> torch.Tensor:
-    """One byte a tile, [tiles] uint8."""
-    bits = [(pair & 1 | pair >> 7 & 2) << row * COLUMNS for row, pair in enumerate(_rows_of_tiles(grid))]
-    return (bits[0] | bits[1] | bits[2] | bits[3]).to(torch.uint8).flatten()
+    """One byte a tile, [..., rows, columns] -> [..., tiles] uint8."""
+    pairs = np.ascontiguousarray(grid.numpy()).view(_PAIR)
+    bits = (pairs | pairs >> 7).astype(np.uint8) & 3
+    *others, rows, columns = bits.shape
+    first, second, third, fourth = np.moveaxis(bits.reshape(*others, rows // ROWS, ROWS, columns), -2, 0)
+    return torch.from_numpy(first | second << 2 | third << 4 | fourth << 6).flatten(-2)
 
 
 def from_bits(bits: torch.Tensor, camera: Camera) -> torch.Tensor:
-    """The grid of those bytes."""
-    flags = (bits[:, None] >> _BITS) & 1
-    blocks = flags.bool().view(camera.tiles_y, camera.tiles_x, ROWS, COLUMNS)
-    return blocks.permute(0, 2, 1, 3).reshape(grid_shape(camera))
+    """The grids of those bytes, [..., tiles] -> [..., rows, columns]."""
+    tiles = bits.numpy().reshape(*bits.shape[:-1], camera.tiles_y, 1, camera.tiles_x)
+    pairs = (tiles >> _SHIFTS & 3).astype(_PAIR)
+    grid = ((pairs | pairs << 7) & _BOTH).view(np.bool_)
+    return torch.from_numpy(grid.reshape(*bits.shape[:-1], *grid_shape(camera)))
 
 
 def tiles_of(grid: torch.Tensor) -> torch.Tensor:
-    """Tiles with at least one sub-tile of the grid, [tiles] bool."""
-    first, second, third, fourth = _rows_of_tiles(grid)
-    return (first | second | third | fourth).flatten() != 0
+    """Tiles with at least one sub-tile of the grid, [..., rows, columns] -> [..., tiles] bool."""
+    return to_bits(grid) != 0
 
 
 def pixels_of(grid: torch.Tensor, camera: Camera) -> torch.Tensor:
@@ -57,11 +78,7 @@ def tile_pixels(tiles: torch.Tensor, camera: Camera) -> torch.Tensor:
 
 def pixel_count(tiles: torch.Tensor, camera: Camera) -> int:
     """Pixels of the image that lie in the flagged tiles, [tiles] bool on the host."""
-    rows, columns = (
-        (pixels - TILE * torch.arange(number)).clamp(max=TILE)
-        for pixels, number in ((camera.height, camera.tiles_y), (camera.width, camera.tiles_x))
-    )
-    return int((_by_row(tiles, camera) * rows[:, None] * columns).sum())
+    return int(_pixels_of_tiles(camera.width, camera.height) @ tiles.numpy())
 
 
 def pixels_near(tiles: torch.Tensor, camera: Camera, distance: int) -> torch.Tensor:
@@ -76,10 +93,7 @@ def pixels_near(tiles: torch.Tensor, camera: Camera, distance: int) -> torch.Ten
         before = grid | torch.cat([edge, grid.narrow(axis, 0, number - 1)], dim=axis)
         behind = grid | torch.cat([grid.narrow(axis, 1, number - 1), edge], dim=axis)
         parts = torch.stack([before, before | behind, behind], dim=axis).flatten(axis - 1, axis)
-        pixel = torch.arange(pixels, device=grid.device)
-        within = pixel % TILE
-        part = (within >= TILE - distance).long() + (within >= distance)
-        grid = parts.index_select(axis, 3 * (pixel // TILE) + part)
+        grid = parts.index_select(axis, _parts_of_tiles(pixels, distance, grid.device))
     return grid
 
 
@@ -92,21 +106,40 @@ def touched_by(pixels: torch.Tensor, camera: Camera) -> torch.Tensor:
     return padded.view(*others, rows, HEIGHT, columns, WIDTH).any(dim=-1).any(dim=-2)
 
 
-def numbers_of(masks: torch.Tensor) -> list[torch.Tensor]:
-    """By mask, the numbers of what it flags, ascending: [K, n] bool -> K tensors int64. Waits for the device twice,
-    however many masks there are, or a few times if they hold very much."""
+def numbers_of(masks: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+    """By mask, the numbers of what it flags, ascending: [K, n] bool -> K tensors int64. lengths: how many each flags,
+    so that nobody waits for a device to say so."""
     found: list[torch.Tensor] = []
     together = max(1, _MOST_FLAGS // max(1, masks.shape[1]))
     for first in range(0, len(masks), together):
-        some = masks[first : first + together]
-        lengths = some.sum(dim=1).tolist()
-        found += torch.nonzero(some)[:, 1].contiguous().split(lengths)
+        some, of_some = masks[first : first + together], lengths[first : first + together]
+        found += _numbers(some, sum(of_some)).split(list(of_some))
     return found
 
 
-def _rows_of_tiles(grid: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """By row of a tile, the two sub-tiles there as one number, [tiles_y, tiles_x] each."""
-    return grid.contiguous().view(_PAIR).unflatten(0, (-1, ROWS)).unbind(dim=1)
+def _numbers(masks: torch.Tensor, total: int) -> torch.Tensor:
+    """Of all that the masks flag, row after row, [total] int64."""
+    if not masks.is_cuda:
+        return torch.nonzero(masks)[:, 1].contiguous()
+    # What would be `nonzero`, had that not to ask how many there are: flag k is where their running count comes to k.
+    counted = masks.flatten().cumsum(0, dtype=torch.int32)
+    flag = torch.arange(1, total + 1, dtype=torch.int32, device=masks.device)
+    return torch.searchsorted(counted, flag).remainder_(masks.shape[1])
+
+
+@lru_cache(maxsize=16)
+def _pixels_of_tiles(width: int, height: int) -> np.ndarray:
+    """Pixels of the image in each of its tiles, [tiles] int64."""
+    down, across = (np.diff(np.minimum(np.arange(0, pixels + TILE, TILE), pixels)) for pixels in (height, width))
+    return np.outer(down, across).ravel()
+
+
+@lru_cache(maxsize=16)
+def _parts_of_tiles(pixels: int, distance: int, device: torch.device) -> torch.Tensor:
+    """Of a row of pixels, each one's part of its tile as `pixels_near` has them, three a tile: [pixels] int64."""
+    pixel = torch.arange(pixels, device=device)
+    within = pixel % TILE
+    return 3 * (pixel // TILE) + (within >= TILE - distance) + (within >= distance)
 
 
 def _by_row(tiles: torch.Tensor, camera: Camera) -> torch.Tensor:

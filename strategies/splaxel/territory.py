@@ -11,6 +11,7 @@ from cuda_src.layout import LOG_SCALE, MEAN, OPACITY_LOGIT
 from cuda_src.operators import KernelSet, Splats
 from strategies.distribution.communicator import Communicator
 from strategies.gaussians import Gaussians
+from strategies.splaxel import subtiles
 from strategies.splaxel.boxes import Boxes
 from strategies.splaxel.info import SplaxelOptions
 from strategies.splaxel.sight import Sight, look
@@ -85,15 +86,17 @@ class Territory:
     def margins(self, views: Sequence[int], cameras: Sequence[Camera], splats: Sequence[Splats]) -> list[list[float]]:
         """By view and box, the pixels that its largest straddling splat reaches from its centre. Collective."""
         own = self.boxes.of(self._comm.rank)
-        largest = torch.zeros((len(own), len(views)), dtype=torch.float64)
+        reached = torch.zeros((len(own), len(views)), dtype=torch.float64, device=self.box_of.device)
         for number, (camera, of_view) in enumerate(zip(cameras, splats, strict=True)):
+            if not of_view.count:
+                continue
             rectangle = footprint_rectangles(self._kernels, of_view.records, camera, clip=False)
             radius = 0.5 * (rectangle[:, 2:] - rectangle[:, :2]).amax(dim=1)
-            plate = plates(self._kernels, of_view, camera)
+            plate, box_of = plates(self._kernels, of_view, camera), self.box_of[of_view.rows]
             for n, box in enumerate(own):
-                mine = (self.box_of[of_view.rows] == box) & straddles(plate, self.boxes.corners[box])
-                if bool(mine.any()):
-                    largest[n, number] = float(radius[mine].max())
+                mine = (box_of == box) & straddles(plate, self.boxes.corners[box])
+                reached[n, number] = torch.where(mine, radius, 0.0).amax()
+        largest = reached.cpu()
         told = torch.zeros((self.boxes.count, len(views)), dtype=torch.float64)
         for rank, part in enumerate(self._comm.gather("regions", largest)):
             told[self.boxes.of(rank)] = part
@@ -109,7 +112,7 @@ class Territory:
         if options.regions == "whole" or (options.boundary == "keep" and margins is None):
             return everyone
         sight = self.sight(camera, view, margins)
-        seen = {layer.rank for layer in sight.layers if bool(sight.layer_grid(layer, active).any())}
+        seen = {layer.rank for layer in sight.layers if subtiles.count(sight.layer_grid(layer, active))}
         if options.boundary == "exact":
             near = self._kernels.convention.near
             for rank in everyone - seen:
@@ -122,12 +125,17 @@ class Territory:
     def held(self, splats: Splats, sight: Sight) -> dict[int, torch.Tensor | slice]:
         """By own box in sight, the splats that it may show: their numbers, or a slice where it is all of them."""
         own = [box for box in sight.order if self.boxes.owner[box] == self._comm.rank]
+        if not own:
+            return {}
         if self._options.boundary == "exact":
             plate = plates(self._kernels, splats, sight.camera)
-            return {box: torch.nonzero(meets(plate, self.boxes.corners[box])).flatten() for box in own}
+            met = torch.stack([meets(plate, self.boxes.corners[box]) for box in own])
+            return dict(zip(own, subtiles.numbers_of(met, met.sum(dim=1).tolist()), strict=True))
         if len(self.boxes.of(self._comm.rank)) == 1:
             return dict.fromkeys(own, slice(None))
-        return {box: torch.nonzero(self.box_of[splats.rows] == box).flatten() for box in own}
+        box_of, order = self.box_of[splats.rows].sort(stable=True)
+        ends = torch.searchsorted(box_of, torch.arange(self.boxes.count + 1, device=box_of.device)).tolist()
+        return {box: order[ends[box] : ends[box + 1]] for box in own}
 
     def wanted(self, splats: Splats, sight: Sight, takes_part: frozenset[int]) -> list[torch.Tensor]:
         """By rank, which of this rank's splats have a plate that meets a box of it in sight, [V] bool."""

@@ -134,40 +134,49 @@ def _covered(camera: Camera, polygon: np.ndarray, margin: float) -> torch.Tensor
     return torch.from_numpy(along[:, None] & across[None, :] & inside)
 
 
-def rays(camera: Camera, device: torch.device) -> torch.Tensor:
-    """World direction of each pixel centre's ray for a unit of view depth, [3, H, W] float64."""
-    x = (torch.arange(camera.width, dtype=torch.float64, device=device) + 0.5 - camera.cx) / camera.fx
-    y = (torch.arange(camera.height, dtype=torch.float64, device=device) + 0.5 - camera.cy) / camera.fy
-    rotation = camera.world_to_camera[:3, :3]
-    return torch.stack(
-        [
-            float(rotation[0, axis]) * x[None, :] + float(rotation[1, axis]) * y[:, None] + float(rotation[2, axis])
-            for axis in range(3)
-        ]
-    )
+class Rays:
+    """The rays through a camera's pixel centres."""
+
+    def __init__(self, camera: Camera, device: torch.device):
+        self.camera, self.device = camera, device
+        self._along: dict[int, torch.Tensor] = {}
+
+    def along(self, axis: int) -> torch.Tensor:
+        """How far each ray gets along an axis of the world for a unit of view depth, [H, W] float64."""
+        if axis not in self._along:
+            camera, (right, down, ahead) = self.camera, self.camera.world_to_camera[:3, axis].tolist()
+            x, y = (
+                (torch.arange(pixels, dtype=torch.float64, device=self.device) + 0.5 - centre) / focal
+                for pixels, centre, focal in (
+                    (camera.width, camera.cx, camera.fx),
+                    (camera.height, camera.cy, camera.fy),
+                )
+            )
+            self._along[axis] = right * x[None, :] + down * y[:, None] + ahead
+        return self._along[axis]
 
 
-def depth_interval(camera: Camera, directions: torch.Tensor, corners: np.ndarray) -> torch.Tensor:
+def depth_interval(rays: Rays, corners: np.ndarray) -> torch.Tensor:
     """View depths [in, out) at which each pixel's ray is inside the box, [H, W, 2] float64; empty where in >= out.
 
     A face's crossing depth is the same expression for the boxes on both of its sides, bit for bit, and so is what a
     rounding makes of it: the intervals of all boxes share the ray out without gap or overlap.
     """
-    enter = torch.full_like(directions[0], -torch.inf)
+    camera = rays.camera
+    size = (camera.height, camera.width)
+    enter = torch.full(size, -torch.inf, dtype=torch.float64, device=rays.device)
     leave = torch.full_like(enter, torch.inf)
     for axis in range(3):
-        start, step = float(camera.centre[axis]), directions[axis]
+        start = float(camera.centre[axis])
         for side, face in enumerate(corners[:, axis].tolist()):
             if np.isinf(face):
                 continue
+            step = rays.along(axis)
             crossing = (face - start) / step
             # Parallel to the face the ray never crosses: it is on the face's inner side all along, or nowhere.
             inside = start >= face if side == 0 else start < face
-            never = torch.full_like(crossing, -torch.inf if inside == (side == 0) else torch.inf)
-            crossing = torch.where(step == 0, never, crossing)
-            entering = (step > 0) if side == 0 else (step < 0)
-            if side == 0:
-                entering = entering | (step == 0)
+            crossing = torch.where(step == 0, -torch.inf if inside == (side == 0) else torch.inf, crossing)
+            entering = (step >= 0) if side == 0 else (step < 0)
             enter = torch.where(entering, torch.maximum(enter, crossing), enter)
             leave = torch.where(entering, leave, torch.minimum(leave, crossing))
     return torch.stack([enter, leave], dim=-1)

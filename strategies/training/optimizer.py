@@ -6,7 +6,8 @@ import torch
 
 from cuda_src.bounds import widen_groups
 from cuda_src.camera import Camera
-from cuda_src.layout import PARAMETERS
+from cuda_src.exchange import take_records
+from cuda_src.layout import PARAMETERS, RECORD_DEPTH
 from cuda_src.operators import (
     KernelSet,
     Part,
@@ -71,18 +72,27 @@ class RowAdam:
         degree: int,
         partial: torch.Tensor,
         work: Workspace,
+        drawn: torch.Tensor | None = None,
         ranks: torch.Tensor | None = None,
         others: int = 0,
     ) -> None:
         """One view's gradients by splat, [V, GRADIENT]: carried back to the parameters now, or in `step` itself.
 
-        Splats and gradients are kept by reference until then. degree: the same for all views of a step. ranks, others:
-        as of `Seen`, for `step_own`.
+        Splats and gradients are kept by reference until then. degree: the same for all views of a step. drawn: which
+        splats count, [V] bool; None: all. Others are as if the view did not see them; their records may be lost. ranks,
+        others: as of `Seen`, for `step_own`.
         """
         if self._at_once:
+            if drawn is not None:
+                # So that nobody waits to learn how many they are.
+                splats.records[:, RECORD_DEPTH].masked_fill_(~drawn, torch.nan)
             self._seen.append(Seen(splats, camera, partial, ranks, others))
             self._degree = degree
             return
+        if drawn is not None:
+            kept = torch.nonzero(drawn).flatten()
+            records = take_records(self._kernels, work, "drawn.records", len(kept)).copy_(splats.records[kept])
+            splats, partial = Splats(splats.rows[kept], splats.ids[kept], records), partial[kept]
         gradients = project_backward(self._kernels, gaussians.parameters, splats, camera, degree, partial, work)
         self.add(splats.rows, gradients)
 

@@ -11,7 +11,7 @@ import torch
 
 from cuda_src import layout
 from cuda_src.camera import Camera
-from cuda_src.operators import KernelSet, Splats
+from cuda_src.operators import KernelSet, Splats, project
 from cuda_src.workspace import Workspace
 from strategies.gaussians import Gaussians
 from strategies.training.config import Training
@@ -170,7 +170,7 @@ def test_kernels_that_move_rows_at_once_are_given_all_views_of_a_step(at_once, r
 def test_a_step_in_two_parts_is_given_the_same_views_twice_and_the_next_one_is_whole(at_once):
     rule, model = moving(), gaussians(6)
     partial, ranks = torch.zeros(1, layout.GRADIENT), torch.tensor([3])
-    rule.add_splats(model, splats([1]), CAMERA, 3, partial, Workspace(), ranks, ~1)
+    rule.add_splats(model, splats([1]), CAMERA, 3, partial, Workspace(), ranks=ranks, others=~1)
     rule.step_own(model, 1)
     rule.step(model, 1)
     rule.add_splats(model, splats([2]), CAMERA, 3, partial, Workspace())
@@ -188,3 +188,31 @@ def test_a_step_is_given_by_splat_or_by_row(at_once):
     rule.add(torch.tensor([2]), torch.zeros(1, layout.PARAMETERS))
     with pytest.raises(ValueError, match="by splat or by row"):
         rule.step(model, 1)
+
+
+def test_splats_that_are_not_drawn_are_given_to_kernels_without_a_depth(at_once):
+    rule, model = moving(), gaussians(6)
+    seen = splats([1, 3, 4])
+    drawn = torch.tensor([True, False, True])
+    rule.add_splats(model, seen, CAMERA, 3, torch.ones(3, layout.GRADIENT), Workspace(), drawn)
+    rule.step(model, 1)
+    ((given,),) = (step["views"] for step in at_once.steps)
+    assert torch.equal(given.splats.records[:, layout.RECORD_DEPTH].isnan(), ~drawn)
+    assert given.splats.records.isnan().sum() == 1
+
+
+def test_splats_that_are_not_drawn_do_not_move_where_gradients_go_by_row():
+    kernels, parameters = KernelSet("reference", precision="float64"), gaussians(40)
+    parameters.parameters[:, layout.MEAN] = torch.linspace(-0.3, 0.3, 40)[:, None] + torch.tensor([0.0, 0.0, 3.0])
+    parameters.parameters[:, layout.LOG_SCALE] = -2.0
+    parameters.parameters[:, layout.QUATERNION] = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    seen = project(kernels, parameters.parameters, parameters.ids, CAMERA, 0, Workspace())
+    drawn = torch.arange(seen.count) % 3 != 0
+    partial = torch.ones(seen.count, layout.GRADIENT, dtype=torch.float64)
+    before = parameters.parameters.clone()
+    rule = optimizer()
+    rule.add_splats(parameters, seen, CAMERA, 0, partial, Workspace(), drawn)
+    rule.step(parameters, 1)
+    moved = (parameters.parameters != before).any(dim=1)
+    assert seen.count > 3
+    assert torch.equal(moved.nonzero()[:, 0], seen.rows[drawn])

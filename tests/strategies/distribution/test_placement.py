@@ -18,7 +18,6 @@ from strategies.distribution.halo import (
     SSIM_HALO,
     dilate,
     exchange_halo,
-    fill_halo,
     halo_of_pixels,
     halo_of_regions,
 )
@@ -141,10 +140,9 @@ def test_halo_brings_in_every_pixel_within_reach_and_no_other(ranks, by):
     def main(comm: Communicator):
         mine = [regions.pixel_owner(v) == comm.rank for v in range(2)]
         images = [torch.where(m[..., None], t, torch.nan) for m, t in zip(mine, truth, strict=True)]
-        if by == "pixels":
-            fill_halo(comm, "exchange_loss", regions, images)
-        else:
-            exchange_halo(comm, "exchange_loss", halo_of_regions(regions, comm.rank), images)
+        of_pixels = halo_of_pixels(regions, comm.rank, ranks, len(cameras))
+        halo = of_pixels if by == "pixels" else halo_of_regions(regions, comm.rank)
+        exchange_halo(comm, "exchange_loss", halo, images)
         for image, own, whole in zip(images, mine, truth, strict=True):
             near = dilate(own, SSIM_HALO)
             assert torch.equal(image[near], whole[near])

@@ -93,7 +93,7 @@ def test_depth_order_sorts_each_pixel_by_mean_depth_and_returns_gradients_in_pla
 
 
 def test_nothing_composited_leaves_all_light_to_the_background():
-    c = composite(Partials.empty(0, 5, torch.zeros(1), with_depth=False))
+    c = composite(Partials(torch.zeros(0, 5, 3), torch.ones(0, 5), torch.zeros(0, 5, dtype=torch.bool)))
     assert torch.equal(c.transmittance, torch.ones(5))
     assert not c.colour.any()
     assert composite_backward(c, torch.ones(5, 3), torch.ones(5))[0].shape == (0, 5, 3)

@@ -21,7 +21,7 @@ from strategies.splaxel import subtiles
 from strategies.splaxel.boxes import Boxes, median_boxes
 from strategies.splaxel.repartition import balanced_boxes, imbalance
 from strategies.splaxel.sight import look
-from strategies.splaxel.visibility import depth_interval, footprint_rectangles, meets, plates, rays, region
+from strategies.splaxel.visibility import Rays, depth_interval, footprint_rectangles, meets, plates, region
 
 NEAR = 0.2
 CPU = torch.device("cpu")
@@ -74,9 +74,9 @@ def test_depth_intervals_of_all_boxes_share_out_every_ray_without_gap_or_overlap
         towards = (9.0, 9.0, 9.0)
     boxes = median_boxes(positions(seed), 1, leaves)
     view = look_at(camera, towards, 19, 17)
-    directions = rays(view, CPU)
+    directions = Rays(view, CPU)
     for dtype in (torch.float64, torch.float32):
-        intervals = [depth_interval(view, directions, c).to(dtype) for c in boxes.corners]
+        intervals = [depth_interval(directions, c).to(dtype) for c in boxes.corners]
         # Depths at random, and exactly at the crossings.
         depths = [torch.rand(17, 19, dtype=dtype) * 10 for _ in range(3)]
         depths += [i[..., 0].nan_to_num(neginf=0.0, posinf=1.0).clamp(0, 1e6) for i in intervals]
@@ -90,10 +90,10 @@ def test_depth_intervals_of_all_boxes_share_out_every_ray_without_gap_or_overlap
 def test_depth_intervals_follow_the_order_of_the_tree_from_the_camera(look_at, seed, leaves, camera):
     boxes = median_boxes(positions(seed), 1, leaves)
     view = look_at(camera, (0.01, 0.02, 0.03), 19, 17)
-    directions = rays(view, CPU)
+    directions = Rays(view, CPU)
     behind = torch.full((17, 19), 0.0, dtype=torch.float64)
     for box in boxes.front_to_back(view.centre):
-        enter, leave = depth_interval(view, directions, boxes.corners[box]).unbind(dim=-1)
+        enter, leave = depth_interval(directions, boxes.corners[box]).unbind(dim=-1)
         passed = (enter < leave) & (leave > 0)
         assert (enter.clamp(min=0)[passed] >= behind[passed]).all()
         behind = torch.where(passed, leave, behind)
@@ -106,11 +106,11 @@ def test_region_holds_every_pixel_whose_ray_enters_the_box(look_at, seed, leaves
         towards = (9.0, 9.0, 9.0)
     boxes = median_boxes(positions(seed), 1, leaves)
     view = look_at(camera, towards, 43, 37)
-    directions = rays(view, CPU)
+    directions = Rays(view, CPU)
     bounds = np.array([[-2.0] * 3, [2.0] * 3])
     for corners in boxes.corners:
         for shape in (corners, np.stack([np.maximum(corners[0], bounds[0]), np.minimum(corners[1], bounds[1])])):
-            enter, leave = depth_interval(view, directions, shape).unbind(dim=-1)
+            enter, leave = depth_interval(directions, shape).unbind(dim=-1)
             seen = enter.clamp(min=NEAR) < leave
             grid = region(view, NEAR, shape)
             assert (subtiles.pixels_of(grid, view) | ~seen).all()
@@ -161,7 +161,7 @@ def test_splats_are_blended_only_inside_their_plates_and_boxes_that_meet_them(
     table = make_table(seed)
     splats = op.project(kernels, table, torch.arange(len(table)), view, 0, Workspace())
     boxes = median_boxes(table[:, layout.MEAN], 1, 5)
-    directions, rectangle = rays(view, CPU), footprint_rectangles(kernels, splats.records, view)
+    directions, rectangle = Rays(view, CPU), footprint_rectangles(kernels, splats.records, view)
     met = torch.stack([meets(plates(kernels, splats, view), c) for c in boxes.corners])
     centre = torch.from_numpy(view.centre)
     for n in range(splats.count):
@@ -172,7 +172,8 @@ def test_splats_are_blended_only_inside_their_plates_and_boxes_that_meet_them(
         y, x = (y[raster.last[y, x] > 0], x[raster.last[y, x] > 0])
         x0, y0, x1, y1 = rectangle[n]
         assert ((x + 0.5 >= x0) & (x + 0.5 <= x1) & (y + 0.5 >= y0) & (y + 0.5 <= y1)).all()
-        points = centre + splats.records[n, layout.RECORD_DEPTH] * directions[:, y, x].T
+        through = torch.stack([directions.along(axis)[y, x] for axis in range(3)], dim=1)
+        points = centre + splats.records[n, layout.RECORD_DEPTH] * through
         assert met[boxes.leaf_of(points), n].all()
 
 
