@@ -5,6 +5,8 @@ One mechanism for Grendel and ByteSplat: ownership x regions x codec.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from cuda_src.camera import Camera
@@ -82,6 +84,25 @@ class GaussianExchange:
         self.records = self.unused = 0
 
 
+@dataclass(frozen=True)
+class Told:
+    """What all ranks' counts, [source, destination, ROUTE_COUNTS] on the host, say of one rank."""
+
+    counts: torch.Tensor
+    rank: int
+
+    @property
+    def visible(self) -> int:
+        """Its splats that are drawn."""
+        own = self.counts[self.rank, 0]
+        return int(own[OWN_SPLATS] - own[OWN_UNDRAWN])
+
+    @property
+    def instances(self) -> int:
+        """Tile instances of what arrives, among its tiles."""
+        return int(self.counts[:, self.rank, SENT_INSTANCES].sum())
+
+
 class Passage:
     """One view's records on their way to the ranks whose tiles they touch, and their gradients on the way back.
 
@@ -131,12 +152,6 @@ class Passage:
         return not bool(self.counts[:, :, OVERFLOWED].any())
 
     @property
-    def visible(self) -> int:
-        """This rank's splats that are drawn."""
-        own = self.counts[self._exchange.comm.rank, 0]
-        return int(own[OWN_SPLATS] - own[OWN_UNDRAWN])
-
-    @property
     def needed(self) -> int:
         """Splats that a room must hold."""
         return int(self.counts[self._exchange.comm.rank, 0, OWN_SPLATS])
@@ -144,7 +159,12 @@ class Passage:
     @property
     def instances(self) -> int:
         """Tile instances of what arrives among this rank's tiles."""
-        return int(self.counts[:, self._exchange.comm.rank, SENT_INSTANCES].sum())
+        return self.told.instances
+
+    @property
+    def told(self) -> Told:
+        """What counts say of this rank."""
+        return Told(self.counts, self._exchange.comm.rank)
 
     def depart(self) -> None:
         """Start the exchange of records. This rank's own take their place meanwhile."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
-from strategies.distribution.gaussian_exchange import Passage
+from strategies.distribution.gaussian_exchange import Passage, Told
 from strategies.distribution.host_copies import HostCopy
 from strategies.distribution.passage_rooms import PassageRooms
 from strategies.distribution.regions import Regions
@@ -27,7 +28,8 @@ class LateBatch(QueuedStep):
     ) -> None:
         """flag: the overflow flag as it was behind the batch, [1]."""
         super().__init__(plan)
-        self._regions, self._passages, self._losses = regions, passages, losses
+        self._regions, self._losses = regions, losses
+        self._passages: Sequence[Passage] = passages
         self._flag, self._rooms = flag, rooms
 
     def overflowed(self) -> bool:
@@ -35,7 +37,8 @@ class LateBatch(QueuedStep):
 
     def learn(self) -> Callable[[], Outcome]:
         self._rooms.learn(self.plan.views, self._regions, [passage.counts for passage in self._passages])
-        return self._outcome
+        told = [passage.told for passage in self._passages]
+        return partial(_outcome, told, self._losses)
 
     def blame(self) -> None:
         self._rooms.grow(self.plan.views, self._regions, [passage.counts for passage in self._passages])
@@ -43,15 +46,16 @@ class LateBatch(QueuedStep):
     def release(self) -> None:
         for passage in self._passages:
             passage.settle()
-
-    def _outcome(self) -> Outcome:
-        return outcome_of(self._passages, self._losses)
+        # Reports outlive their steps: what crossed, and memory that was since outgrown, would stay with them.
+        self._passages = ()
 
 
 def outcome_of(passages: Sequence[Passage], losses: Sequence[torch.Tensor]) -> Outcome:
     """This rank's share of a batch: of the mean loss of its views, their visible Gaussians, instances rendered."""
-    return Outcome(
-        torch.stack(list(losses)).mean(),
-        sum(passage.visible for passage in passages),
-        sum(passage.instances for passage in passages),
-    )
+    return _outcome([passage.told for passage in passages], losses)
+
+
+def _outcome(told: Sequence[Told], losses: Sequence[torch.Tensor]) -> Outcome:
+    """Most are never asked for."""
+    visible, instances = sum(one.visible for one in told), sum(one.instances for one in told)
+    return Outcome(torch.stack(list(losses)).mean(), visible, instances)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -127,6 +129,38 @@ def test_rows_that_held_nothing_are_padding_in_the_ledger(kernels_with_rooms, ma
     assert torch.equal(forward // 44 * 36, back.T)
     assert torch.allclose(forward.double(), exact_forward.double(), rtol=0.02)
     assert torch.allclose(back.double(), exact_back.double(), rtol=0.02)
+
+
+class Watched(Grendel):
+    """Knows the passages of the steps that nobody waited for."""
+
+    def setup(self, *given):
+        super().setup(*given)
+        self.passages = []
+
+    def _queued(self, *given):
+        batch = super()._queued(*given)
+        self.passages += map(weakref.ref, batch._passages)
+        return batch
+
+
+def test_reports_keep_nothing_of_what_crossed(kernels_with_rooms, make_scene):
+    kernels_with_rooms("roomy")
+    scene = make_scene()
+
+    def rank_main(comm):
+        strategy, order = Watched(), ViewQueue(range(4), shuffle=False)
+        context = scene.context(KernelSet("roomy"), Training(), 1, comm)
+        strategy.setup(context, scene.source, scene.images, GrendelOptions(balance="off"))
+        reports = [strategy.step(order) for _ in range(STEPS)]
+        strategy.settle()
+        gc.collect()
+        return len(strategy.passages), sum(p() is not None for p in strategy.passages), reports[-1].tile_instances
+
+    for queued, alive, instances in VirtualWorld(2).run(rank_main):
+        assert queued == STEPS - 4
+        assert alive == 0
+        assert instances > 0
 
 
 def test_codecs_that_leave_rows_out_keep_exact_counts(kernels_with_rooms, make_scene):
