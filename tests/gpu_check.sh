@@ -57,12 +57,12 @@ if asked cells; then
 fi
 if asked several && "$python" -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 2)'; then
     # Apart, as the cells want the GPUs to themselves and the first tests leave a context on them.
-    # Each waits for processes of its own, so that several at a time share the GPUs.
+    # Each waits for processes of its own, so that several at a time share the GPUs; but those that hold time to a rate.
     [[ ${#workers[@]} -gt 0 ]] && workers=(-n 8)
     part "${SEVERAL_TESTS_SECONDS:-300}" "tests of several GPUs" "$python" -m pytest -rs --durations=5 -m multigpu \
-        "${workers[@]}" tests/cuda_src tests/strategies
-    part "${SEVERAL_CELLS_SECONDS:-300}" "cells of several GPUs" "$python" -m pytest -rs --durations=5 -m multigpu \
-        tests/harness
+        -k "not paced" "${workers[@]}" tests/cuda_src tests/strategies
+    part "${SEVERAL_CELLS_SECONDS:-300}" "cells of several GPUs, and paced exchanges" "$python" -m pytest -rs \
+        --durations=5 -m multigpu -k "paced or harness" tests
 fi
 if asked sanitizers; then
     if command -v compute-sanitizer >/dev/null; then

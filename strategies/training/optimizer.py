@@ -49,6 +49,7 @@ class RowAdam:
         # Kernels that move rows at once know only of whole tables.
         self._at_once = kernels.moves_at_once and (all_rows is None or training.optimizer != "dense")
         self._seen: list[Seen] = []
+        self._begun: torch.Tensor | None = None
         self._part: Part = "all"
         self._degree = 0
         self._rows: list[torch.Tensor] = []
@@ -98,8 +99,8 @@ class RowAdam:
 
     def step_own(self, gaussians: Gaussians, images_seen: int) -> None:
         """Move those of the Gaussians that no other rank has a share of; `step` follows once its share is there."""
-        self._move_at_once(gaussians, images_seen, "own")
-        self._part = "rest"
+        self._begun, self._part = gaussians.bounds(self._kernels), "rest"
+        self._move_at_once(gaussians, images_seen, "own", self._begun)
 
     def step(self, gaussians: Gaussians, images_seen: int) -> None:
         """Move the Gaussians; images_seen: by the job, this step's images included.
@@ -109,7 +110,8 @@ class RowAdam:
         if self._seen:
             if self._rows:
                 raise ValueError("the views of a step are given by splat or by row, not both")
-            self._move_at_once(gaussians, images_seen, self._part)
+            bounds = self._begun if self._part == "rest" else gaussians.bounds(self._kernels)
+            self._move_at_once(gaussians, images_seen, self._part, bounds)
             self._seen, self._part = [], "all"
             return
         training = self._training
@@ -129,7 +131,7 @@ class RowAdam:
         if bounds is not None:
             widen_groups(self._kernels, gaussians.parameters, rows, bounds)
 
-    def _move_at_once(self, gaussians: Gaussians, images_seen: int, part: Part) -> None:
+    def _move_at_once(self, gaussians: Gaussians, images_seen: int, part: Part, bounds: torch.Tensor | None) -> None:
         training = self._training
         project_backward_adam(
             self._kernels,
@@ -144,7 +146,7 @@ class RowAdam:
             training.epsilon,
             rows=training.optimizer,
             batch_rule=training.batch_rule,
-            bounds=gaussians.bounds(self._kernels),
+            bounds=bounds,
             part=part,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from strategies.grendel.info import GrendelOptions
 from strategies.grendel.strategy import Grendel
 from strategies.single.info import SingleOptions
 from strategies.single.strategy import Single
+from strategies.training import rooms as rooms_module
 from strategies.training.config import Training
 from strategies.views import ViewQueue
 
@@ -168,6 +170,37 @@ def test_a_room_that_is_too_small_on_one_rank_is_found_before_anything_is_sent(m
     for rank, strategy in enumerate(strategies):
         # Every view of each step and its render, and those that did not fit once more, on both ranks.
         assert made.count(rank) > 12 * (batch + 1)
+        assert int(strategy.rooms.overflow) == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("what", ["records", "instances", "splats"])
+def test_a_batch_that_nobody_waited_for_is_done_again_by_all_ranks_where_one_had_too_little_room(
+    make_scene, monkeypatch, ranks, what
+):
+    again: list[int] = []
+    original = Grendel._exactly
+
+    def counted(self, plan, regions=None):
+        again.append(self.comm.rank)
+        return original(self, plan, regions)
+
+    def spoil(strategy: Grendel, step: int) -> None:
+        if step != 8:
+            return
+        rooms, column = strategy.batch_rooms, {"records": 0, "instances": 1, "splats": 2}[what]
+        for views, known in list(rooms._known.items()):
+            counts = [table.clone() for table in known.counts]
+            for table in counts:  # What rank 1 sends, gives and has.
+                table[1, :, column] = 0
+                table[:, 1, column] = 0
+            rooms.learn(views, SimpleNamespace(cuts=known.cuts), counts)
+
+    monkeypatch.setattr(rooms_module, "MARGIN", 4)
+    monkeypatch.setattr(Grendel, "_exactly", counted)
+    strategies = check(make_scene(count=COUNT), ranks, 1, before=spoil, balance="off")
+    for rank, strategy in enumerate(strategies):
+        assert again.count(rank) == again.count(0) > 4
         assert int(strategy.rooms.overflow) == 0
 
 
