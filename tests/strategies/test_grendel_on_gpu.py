@@ -200,7 +200,8 @@ def test_a_batch_that_nobody_waited_for_is_done_again_by_all_ranks_where_one_had
     monkeypatch.setattr(Grendel, "_exactly", counted)
     strategies = check(make_scene(count=COUNT), ranks, 1, before=spoil, balance="off")
     for rank, strategy in enumerate(strategies):
-        assert again.count(rank) == again.count(0) > 4
+        # The first step, whose view no picture had told of, and the spoiled one; pictures learn the other views anew.
+        assert again.count(rank) == 2
         assert int(strategy.rooms.overflow) == 0
 
 

@@ -57,15 +57,21 @@ def rank_main(rank: int, port: int, folder: str, options: dict[str, Any], batch:
     training = Training(convention="gsplat153", sh_every=0, beta1=0.0, background=(0.1, 0.2, 0.3))
     kernels = KernelSet("compiled", comm.device, CONVENTIONS["gsplat153"])
 
-    def peer(of: Communicator, world: World) -> GsplatPeer:
+    def peer(of: Communicator, world: World, source: Any) -> GsplatPeer:
         strategy = GsplatPeer()
         context = replace(scene.context(kernels, training, batch), world=world, comm=of)
-        strategy.setup(context, scene.source, scene.images, GsplatOptions(**options))
+        strategy.setup(context, source, scene.images, GsplatOptions(**options))
         return strategy
 
-    alone = peer(LocalCommunicator(comm.device), World.alone(comm.device))
-    shared = peer(comm, World(rank, 2, (comm.device,), 2))
-    own = shared.gaussians.ids  # All Gaussians lie in the order of their ids where one GPU has them.
+    shared = peer(comm, World(rank, 2, (comm.device,), 2), scene.source)
+    # Alone on one GPU Gaussians lie as they come from two, so that those of equal depth are blended in the same order.
+    in_order = torch.cat(comm.gather("test", shared.gaussians.ids.cpu()))
+    alone = peer(
+        LocalCommunicator(comm.device),
+        World.alone(comm.device),
+        replace(scene.source, parameters=scene.source.parameters[in_order]),
+    )
+    own = in_order.argsort()[shared.gaussians.ids.cpu()].to(comm.device)
     orders = [ViewQueue(range(len(scene.cameras)), seed=3) for _ in range(2)]
     gradient_error = loss_error = visible = 0.0
     for _ in range(STEPS):
