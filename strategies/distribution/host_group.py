@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from strategies.distribution.gloo import peers_named
 from strategies.distribution.host_copies import HostCopies, HostCopy
+from strategies.distribution.peer_lines import MOST_BYTES, PeerLines
 
 LOOK_SECONDS = 0.1
 """Between two looks at what waits to be started, where the caller does not come by."""
@@ -30,9 +31,22 @@ class HostExchange:
     moment: float | None = None
     """When it came, on the clock of `perf_counter`, once it has: where the rows lay on the host from the beginning."""
     work: dist.Work | None = None
+    number: int | None = None
+    """Of a row that went over the lines."""
     rows: torch.Tensor | None = None
     """What is sent, once it has been read: a start that failed is tried again with the same."""
     received: torch.Tensor = field(init=False)
+
+    @property
+    def started(self) -> bool:
+        return self.work is not None or self.number is not None
+
+    @property
+    def by_line(self) -> bool:
+        """Whether it is one row that all are told, and small."""
+        lines, row = self.group.lines, self.copy.memory
+        alike = len(row) == 1 and len(self.send_counts) == self.shape[0] > 1
+        return lines is not None and alike and row.numel() * row.element_size() <= MOST_BYTES
 
     def result(self) -> torch.Tensor:
         """The rows that came, by source."""
@@ -42,12 +56,24 @@ class HostExchange:
 
     def wait(self) -> None:
         """Of one that has been started."""
-        assert self.work is not None
-        with peers_named(self.stage, self.group.rank):
-            self.work.wait()
+        if self.work is not None:
+            with peers_named(self.stage, self.group.rank):
+                self.work.wait()
+            return
+        assert self.group.lines is not None
+        assert self.number is not None
+        assert self.rows is not None
+        told = {**self.group.lines.told(self.stage, self.number), self.group.rank: self.rows.numpy().tobytes()}
+        every = bytearray(b"".join(told[rank] for rank in range(len(told))))
+        self.received = torch.frombuffer(every, dtype=self.rows.dtype).view(len(told), *self.shape[1:])
 
     def start(self) -> None:
         """Waits until the rows are there."""
+        if self.by_line:
+            assert self.group.lines is not None
+            self.rows = self.copy.read(torch.clone)
+            self.number = self.group.lines.tell(self.stage, self.rows.numpy().tobytes())
+            return
         if self.rows is None:
             self.rows = self.copy.read(
                 lambda rows: rows.expand(self.shape).clone(memory_format=torch.contiguous_format)
@@ -73,11 +99,12 @@ class HostGroup:
     result: the caller starts what has come whenever it comes by, and gloo's own threads do the rest. A thread of Python
     that waited for each copy would take the interpreter from the one that queues the step, at every turn. Where the
     caller is long in coming, a thread that looks in from time to time starts it, so that other ranks need not wait.
-    Rows that are all the same one (`expand`) are copied once.
+    Rows that are all the same one (`expand`) are copied once, and a small one goes over lines of the machine's own
+    where there are any: counts of every step do.
     """
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, device: torch.device):
-        self.group, self.rank = group, rank
+    def __init__(self, group: dist.ProcessGroup, rank: int, device: torch.device, lines: PeerLines | None = None):
+        self.group, self.rank, self.lines = group, rank, lines
         self._copies = HostCopies()
         self._waiting: deque[HostExchange] = deque()
         self._begun: deque[HostExchange] = deque()
@@ -106,7 +133,7 @@ class HostGroup:
     def start_until(self, one: HostExchange) -> None:
         """Start it, and all that comes before it; waits for their rows."""
         with self._lock:
-            while one.work is None:
+            while not one.started:
                 self._start_first()
 
     def barrier(self) -> None:
@@ -122,6 +149,8 @@ class HostGroup:
     def close(self) -> None:
         """End the thread and let go of the group, which gloo wants gone before the process."""
         self._closed.set()
+        if self.lines is not None:
+            self.lines.close()
         del self.group
 
     def _start_first(self) -> None:
@@ -130,7 +159,8 @@ class HostGroup:
         self._waiting.popleft()
         while self._begun and self._begun[0].work is not None and self._begun[0].work.is_completed():
             self._begun.popleft()
-        self._begun.append(one)
+        if one.work is not None:
+            self._begun.append(one)
 
     def _look_in(self, device: torch.device) -> None:
         torch.cuda.set_device(device)  # A thread begins on the first GPU, which is another rank's.

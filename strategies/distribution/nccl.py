@@ -16,6 +16,7 @@ from strategies.distribution.communicator import Communicator, PeerSilentError, 
 from strategies.distribution.device_lane import DeviceLane, Tally
 from strategies.distribution.gloo import peers_named
 from strategies.distribution.host_group import HostGroup
+from strategies.distribution.peer_lines import PeerLines
 
 BACKSTOP_SECONDS = 10.0
 """NCCL's own watchdog strikes so much later than ours, which knows the stage."""
@@ -27,7 +28,7 @@ class NcclCommunicator(Communicator):
     What a rank sends itself is copied, never sent. Exchanges run on a stream of their own: `wait` makes the computation
     that is queued after it wait, and not the host, so the rows sent must stay as they are until then. The host itself
     waits for what it has to know: counts. Exposed seconds are those for which the computation's stream stood still; for
-    counts, and whatever else crosses between the hosts, they stand under the stage's name followed by ` counts`.
+    counts, and whatever else crosses between hosts, they stand under the stage's name followed by ` counts`.
 
     On a CPU device, with a default group of gloo, the same code runs without streams.
     """
@@ -39,7 +40,7 @@ class NcclCommunicator(Communicator):
     ) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), device)
         self.pace = pace
-        self._host = HostGroup(host_group, self.rank, device)
+        self._host = HostGroup(host_group, self.rank, device, PeerLines.between(host_group, timeout))
         self._timeout = timeout
         self._lane = DeviceLane(device, timeout, self._silence, pace) if device.type == "cuda" else None
 
