@@ -36,11 +36,17 @@ class NcclCommunicator(Communicator):
     engine = "nccl"
 
     def __init__(
-        self, device: torch.device, host_group: dist.ProcessGroup, timeout: float, pace: float | None = None
+        self,
+        device: torch.device,
+        host_group: dist.ProcessGroup,
+        timeout: float,
+        pace: float | None = None,
+        lines: PeerLines | None = None,
     ) -> None:
+        """lines: between all ranks, for small rows that all are told, such as counts; None: they go over the group."""
         super().__init__(dist.get_rank(), dist.get_world_size(), device)
         self.pace = pace
-        self._host = HostGroup(host_group, self.rank, device, PeerLines.between(host_group, timeout))
+        self._host = HostGroup(host_group, self.rank, device, lines)
         self._timeout = timeout
         self._lane = DeviceLane(device, timeout, self._silence, pace) if device.type == "cuda" else None
 
@@ -189,7 +195,7 @@ def connect(timeout: float, pace: float | None = None) -> NcclCommunicator:
     limit = timedelta(seconds=timeout + BACKSTOP_SECONDS)
     dist.init_process_group("nccl", timeout=limit, device_id=device, pg_options=options)
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-    return NcclCommunicator(device, hosts, timeout, pace)
+    return NcclCommunicator(device, hosts, timeout, pace, PeerLines.between(hosts, timeout))
 
 
 def _part(rows: torch.Tensor, counts: list[int], rank: int) -> torch.Tensor:

@@ -21,6 +21,7 @@ from cuda_src.operators import KernelSet
 from strategies.distribution.communicator import Communicator, LocalCommunicator, Terms
 from strategies.distribution.device_lane import Tally
 from strategies.distribution.nccl import NcclCommunicator, connect
+from strategies.distribution.peer_lines import PeerLines
 from strategies.distribution.virtual import VirtualWorld
 from strategies.registry import strategy as strategy_info
 from strategies.training.config import Training
@@ -74,7 +75,7 @@ def gloo_rank(rank: int, ranks: int, port: int, folder: str, task: Callable[[Com
 
 def gloo_communicator(timeout: float) -> NcclCommunicator:
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-    return NcclCommunicator(torch.device("cpu"), hosts, timeout)
+    return NcclCommunicator(torch.device("cpu"), hosts, timeout, lines=PeerLines.between(hosts, timeout))
 
 
 def gpu_rank(
