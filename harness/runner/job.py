@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from harness.measure.statistics import median
 from harness.records.schema import METRICS, REMARK, Measurement, RecordImage, SceneFacts, WorkerResult
 from harness.runner.ranks import Ranks
 from harness.runner.result import CELL, write_result
+from harness.runner.shared_cores import share_of_cores
 from harness.runner.spending import Spending
 from harness.runner.whereabouts import Whereabouts
 from harness.scenes.held import HeldImages
@@ -128,7 +130,8 @@ class Job:
     def scene(self, from_points: bool) -> tuple[Scene, GaussianSource]:
         """The cell's scene and the Gaussians it starts from: its points, or its ready (or prepared) Gaussians."""
         self.phase("loading the scene")
-        scene = self.shared.scene = self.shared.scene or self._opened()
+        with self._share_of_cores():
+            scene = self.shared.scene = self.shared.scene or self._opened()
         source: GaussianSource | None
         if self.prepared is not None:
             source = scene.gaussians
@@ -168,23 +171,27 @@ class Job:
         self.phase("setting up the strategy")
         strategy: Strategy = info.load()()
         world = World(self.ranks.rank, self.ranks.ranks, self.devices, self.cell.ranks)
-        context = Context(
-            world=world,
-            comm=self.ranks.comm,
-            kernels=self.kernels,
-            clock=self.clock,
-            training=training,
-            cameras=scene.cameras,
-            batch=batch or self.cell.batch,
-            seed=self.cell.seed,
-            bounds=source.bounds,
-            extent=scene.extent,
-        )
         options = info.options.model_validate(self.cell.options)
         if remark := info.remark(options, self.cell.ranks):
             self.notes[REMARK] = remark
-        strategy.setup(context, source, scene.images, options)
+        with self._share_of_cores():
+            context = Context(
+                world=world,
+                comm=self.ranks.comm,
+                kernels=self.kernels,
+                clock=self.clock,
+                training=training,
+                cameras=scene.cameras,
+                batch=batch or self.cell.batch,
+                seed=self.cell.seed,
+                bounds=source.bounds,
+                extent=scene.extent,
+            )
+            strategy.setup(context, source, scene.images, options)
         return strategy
+
+    def _share_of_cores(self) -> AbstractContextManager[None]:
+        return share_of_cores(self.device, 1 if self.ranks.one_process else self.ranks.ranks)
 
     def read_images(self, scene: Scene, views: tuple[int, ...]) -> None:
         """Bring images into the source's cache, so that no clock sees a decoder or the ray caster."""
