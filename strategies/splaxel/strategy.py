@@ -174,7 +174,8 @@ class Splaxel(Strategy):
 
     @property
     def tensor_bytes(self) -> list[int]:
-        return [self.gaussians.bytes + sum(w.peak_bytes for w in self.works.values())]
+        works = sum(w.peak_bytes for w in self.works.values())
+        return [self.gaussians.bytes + works + self.renderer.depths.bytes]
 
     def _next_visits(self, queue: ViewQueue) -> list[Visit]:
         """The batch, or with a look-ahead the next view and those that run beside it, each in its own place."""
