@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,6 +112,21 @@ def tiny_scene(count: int = 60, views: int = 4, seed: int = 0) -> TinyScene:
 @pytest.fixture
 def scene() -> TinyScene:
     return tiny_scene()
+
+
+@pytest.fixture
+def waits_are_errors():
+    """A context in which whatever PyTorch would make the host wait for, on a GPU, is an error."""
+
+    @contextmanager
+    def inside() -> Iterator[None]:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return inside
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_codecs_and_padded_records_change_nothing(make_scene, codec, record):
 
 
 @pytest.mark.parametrize("codec", ["bitmap", "index"])
-def test_a_steady_step_with_sparse_gradients_makes_the_host_wait_for_counts_alone(make_scene, codec):
+def test_a_steady_step_with_sparse_gradients_makes_the_host_wait_for_counts_alone(make_scene, codec, waits_are_errors):
     """Counts come in pinned memory behind an event; whatever else PyTorch would wait for is an error."""
     scene, device = images_on_gpu(make_scene(count=COUNT)), torch.device("cuda", 0)
     context = replace(scene.context(kernels(), EXACT, 2), world=World.alone(device), comm=LocalCommunicator(device))
@@ -129,12 +129,9 @@ def test_a_steady_step_with_sparse_gradients_makes_the_host_wait_for_counts_alon
     strategy.setup(context, scene.source, scene.images, GrendelOptions(codec=codec))
     for _ in range(4):
         strategy.step(order)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         for _ in range(4):
             strategy.step(order)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("balance", ["measured", "off"])

@@ -49,19 +49,16 @@ def single(make_scene):
 
 @pytest.mark.parametrize("optimizer", ["visible", "touched", "dense"])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_steady_step_reads_nothing_on_the_host_and_allocates_nothing(single, batch, optimizer):
+def test_a_steady_step_reads_nothing_on_the_host_and_allocates_nothing(single, batch, optimizer, waits_are_errors):
     strategy, queue = single(batch, training=TRAINING.model_copy(update={"optimizer": optimizer}))
     for _ in range(16 // batch):
         strategy.step(queue)
     strategy.settle()
     torch.cuda.synchronize()
     held = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         for _ in range(8 // batch):
             strategy.step(queue)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == held
 
 
@@ -88,7 +85,7 @@ def test_gaussians_are_those_of_exact_steps_whatever_overflows(monkeypatch, sing
     assert int(ours.rooms.overflow) == 0
 
 
-def test_steady_pictures_read_nothing_on_the_host_and_are_those_of_exact_kernels(single):
+def test_steady_pictures_read_nothing_on_the_host_and_are_those_of_exact_kernels(single, waits_are_errors):
     strategy, _ = single()
     exact, _ = single()
     exact.late_pictures = LatePictures(exact.device, exact._draw, with_rooms=False)
@@ -97,11 +94,8 @@ def test_steady_pictures_read_nothing_on_the_host_and_are_those_of_exact_kernels
         for mine, other in zip(strategy.pictures(cameras), exact.pictures(cameras), strict=True):
             assert torch.equal(mine, other)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         pictures = list(strategy.pictures(cameras))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for mine, other in zip(pictures, exact.pictures(cameras), strict=True):
         assert torch.equal(mine, other)
 

@@ -128,7 +128,7 @@ def check(scene, gpus, steps: int = 6, batch: int = 1, training: Training = EXAC
 
 @pytest.mark.parametrize("gpus", PLACES)
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_a_steady_step_makes_the_host_wait_for_counts_alone(crowd, gpus, exchange):
+def test_a_steady_step_makes_the_host_wait_for_counts_alone(crowd, gpus, exchange, waits_are_errors):
     """Counts come in pinned memory behind an event; whatever else PyTorch would wait for is an error."""
     scene, order = crowd(), ViewQueue(range(4), shuffle=False)
     strategy = unified(scene, gpus, EXACT, 2, exchange=exchange)
@@ -140,12 +140,9 @@ def test_a_steady_step_makes_the_host_wait_for_counts_alone(crowd, gpus, exchang
     scene.images.region = lambda view, rect, device: kept[view, device]
     for _ in range(4):
         strategy.step(order)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         for _ in range(4):
             strategy.step(order)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("gpus", PLACES)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,24 +26,14 @@ def test_marked_rows_are_those_that_nonzero_finds(lengths, share, seed):
     assert torch.equal(marked.positions(len(expected)), expected)
 
 
-@contextmanager
-def nobody_waits() -> Iterator[None]:
-    """Inside, an operation of PyTorch's that makes the host wait for the device fails."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.gpu
-def test_only_the_counts_make_the_host_wait():
+def test_only_the_counts_make_the_host_wait(waits_are_errors):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     rows = torch.randn(100_000, SENT_GRADIENTS, device="cuda")
     rows[::3] = 0
     lengths, count = [20_001, 0, 79_999], len(rows) - len(rows[::3])
-    with nobody_waits():
+    with waits_are_errors():
         flags = nonzero_rows(rows)
         packed = pack_bits(flags, lengths)
         came = unpack_bits(packed, lengths)
