@@ -27,7 +27,7 @@ _BLOCK = 256
 """Splats a block: THREADS in config.h."""
 
 _MOST_KEPT = 4096
-"""Launches kept ready: some six for each of several hundred views."""
+"""Launches kept ready: some eight for each of several hundred views."""
 
 _OfRanks = ctypes.c_int64 * MOST_RANKS
 

@@ -157,11 +157,6 @@ class Passage:
         return int(self.counts[self._exchange.comm.rank, 0, OWN_SPLATS])
 
     @property
-    def instances(self) -> int:
-        """Tile instances of what arrives among this rank's tiles."""
-        return self.told.instances
-
-    @property
     def told(self) -> Told:
         """What counts say of this rank."""
         return Told(self.counts, self._exchange.comm.rank)

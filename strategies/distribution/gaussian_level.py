@@ -323,7 +323,7 @@ class GaussianLevel(Strategy):
             share.bins = list_tiles(
                 self.ctx.kernels,
                 share.splats,
-                share.passage.instances if room is None else room.instances_at(self.comm.rank),
+                share.passage.told.instances if room is None else room.instances_at(self.comm.rank),
                 share.overflow,
                 share.camera,
                 share.tiles,
@@ -400,7 +400,7 @@ class GaussianLevel(Strategy):
             for share in shares:
                 with clock("exchange_backward"):
                     partial = share.passage.collect_own()
-                self._add(share, partial)
+                self._add(share, partial, *share.passage.ranks_of_splats)
             with clock("optimize"):
                 self.optimizer.step_own(self.gaussians, images_seen)
         for share in shares:
@@ -411,10 +411,9 @@ class GaussianLevel(Strategy):
         with clock("optimize"):
             self.optimizer.step(self.gaussians, images_seen)
 
-    def _add(self, share: Share, partial: torch.Tensor) -> None:
-        """Tell the optimizer of a view's gradients, [V, GRADIENT]."""
+    def _add(self, share: Share, partial: torch.Tensor, ranks: torch.Tensor | None = None, others: int = 0) -> None:
+        """Tell the optimizer of a view's gradients, [V, GRADIENT]. ranks, others: as of `Seen`; none where all wait."""
         splats, camera, degree = share.passage.splats, share.camera, share.degree
-        ranks, others = share.passage.ranks_of_splats
         with self.ctx.clock("project_backward"):
             self.optimizer.add_splats(
                 self.gaussians, splats, camera, degree, partial, share.work, ranks=ranks, others=others

@@ -26,8 +26,8 @@ class MarkedRows:
 
 
 def marked(up_to: torch.Tensor, count: int) -> torch.Tensor:
-    """Positions of marked rows, ascending, [count] int64; up_to: [n] int64, how many there are up to and with each.
+    """Positions of marked rows, ascending, [count] int64; up_to: [n] int, how many there are up to and with each.
 
     The k-th of them is the first row with k up to it: `nonzero` would make the host wait to count them again.
     """
-    return torch.searchsorted(up_to, torch.arange(1, count + 1, device=up_to.device))
+    return torch.searchsorted(up_to, torch.arange(1, count + 1, dtype=up_to.dtype, device=up_to.device))

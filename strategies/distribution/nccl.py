@@ -28,7 +28,7 @@ class NcclCommunicator(Communicator):
     What a rank sends itself is copied, never sent. Exchanges run on a stream of their own: `wait` makes the computation
     that is queued after it wait, and not the host, so the rows sent must stay as they are until then. The host itself
     waits for what it has to know: counts. Exposed seconds are those for which the computation's stream stood still; for
-    counts, and whatever else crosses between hosts, they stand under the stage's name followed by ` counts`.
+    counts, and whatever else crosses between the hosts, they stand under the stage's name followed by ` counts`.
 
     On a CPU device, with a default group of gloo, the same code runs without streams.
     """

@@ -26,8 +26,8 @@ _PATH_BYTES = 256
 class PeerLines:
     """A socket to every other rank, of this machine's own.
 
-    To tell a row takes some microseconds a rank, where the caller of a collective spends some hundred. Rows are
-    numbered as they are told, by all ranks alike; who asks for those of a number waits for them.
+    To tell a row is a call of the system a rank, less than the caller of a collective does. Rows are numbered as they
+    are told, by all ranks alike; who asks for those of a number waits for them.
     """
 
     def __init__(self, rank: int, lines: Mapping[int, socket.socket], timeout: float) -> None:

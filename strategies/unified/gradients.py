@@ -44,9 +44,9 @@ class GradientReturn(ABC):
         """Gradients of the owner's splats, [V, GRADIENT], summed over the places that rendered them."""
 
     @abstractmethod
-    def count_bytes(self, frames: Frames) -> Callable[[], torch.Tensor]:
+    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], torch.Tensor]:
         """Start to count what went back; what is returned waits for it: [places, places] int64, from who rendered to
-        who owns."""
+        who owns. copies: by place, memory that counts come to the host in."""
 
     def _totals(self, view: int, owner: int) -> torch.Tensor:
         splats = self.route.owners[owner].splats[view]
@@ -71,7 +71,7 @@ class Push(GradientReturn):
             self._add(totals, view, owner, place, slots.to(totals.device, non_blocking=True))
         return totals
 
-    def count_bytes(self, frames: Frames) -> Callable[[], torch.Tensor]:
+    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], torch.Tensor]:
         return lambda: self.route.stored_bytes().T
 
 
@@ -87,6 +87,8 @@ class RemoteAtomic(GradientReturn):
         places = range(self.places)
         self._accumulators: list[list[tuple[torch.Tensor, ...]]] = []
         """By view, owner and place that adds."""
+        self._walked: dict[tuple[int, int], torch.Tensor] = {}
+        """By view and place, which instances its backward walked over, [M] bool."""
         for view in range(route.views):
             slots = [[route.slots(view, owner, place) for place in places] for owner in places]
             lengths = [[one.stop - one.start for one in of_owner] for of_owner in slots]
@@ -111,7 +113,7 @@ class RemoteAtomic(GradientReturn):
 
     def leave(self, view: int, place: int, frame: Frame, gradients: torch.Tensor) -> None:
         accumulators = [of_owner[place] for of_owner in self._accumulators[view]]
-        counted = walked(frame.bins, frame.raster)
+        counted = self._walked[view, place] = walked(frame.bins, frame.raster)
         add_to_owners(self.kernels, gradients, frame.bins.splat, counted, accumulators)
 
     def collect(self, view: int, owner: int) -> torch.Tensor:
@@ -120,18 +122,18 @@ class RemoteAtomic(GradientReturn):
             self._add(totals, view, owner, place, accumulated)
         return totals
 
-    def count_bytes(self, frames: Frames) -> Callable[[], torch.Tensor]:
-        """Whole sectors of an accumulator for each instance that the backward walks over."""
+    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], torch.Tensor]:
+        """Whole sectors of an accumulator for each instance that the backward walked over."""
         coming = []
         for place, of_place in enumerate(frames):
             counted = [self._walked_by_owner(view, place, frame) for view, frame in of_place.items()]
             none = torch.zeros(self.places, dtype=torch.int64)
-            coming.append(HostCopies().start(torch.stack(counted).sum(0) if counted else none))
+            coming.append(copies[place].start(torch.stack(counted).sum(0) if counted else none))
         return lambda: torch.stack([one.read(torch.clone) for one in coming]) * item_bytes(BACKWARD_BYTES)
 
     def _walked_by_owner(self, view: int, place: int, frame: Frame) -> torch.Tensor:
-        """Instances that the place's backward walks over, [places] int64 by owner of their splat, on its device."""
-        counted, slots = walked(frame.bins, frame.raster), frame.bins.splat
+        """Instances that the place's backward walked over, [places] int64 by owner of their splat, on its device."""
+        counted, slots = self._walked[view, place], frame.bins.splat
         return torch.stack([(counted & (slots < end)).sum() for end in self.route.first[view][place]]).diff()
 
 
@@ -154,7 +156,7 @@ class LocalReduce(GradientReturn):
         totals[:, :SENT_GRADIENTS] = reduced[arena.positions(self.route.owners[owner].splats[view])]
         return totals
 
-    def count_bytes(self, frames: Frames) -> Callable[[], torch.Tensor]:
+    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], torch.Tensor]:
         owned = torch.tensor([arena.count for arena in self.arenas])
         return lambda: (owned * BACKWARD_BYTES * self.route.views).expand(self.places, self.places)
 

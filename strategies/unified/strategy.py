@@ -68,7 +68,7 @@ class Unified(Strategy):
         with clock("exchange_backward"):
             partials = each(lambda p: [back.collect(view, p.number) for view in range(ctx.batch)])
         # Outside the stage: to count what moved can cost more than to move it.
-        moved = back.count_bytes(frames)
+        moved = back.count_bytes(frames, [place.copies for place in self.places])
         with clock("project_backward"):
             each(lambda p: p.project_backward(regions, degree, route.owners[p.number], partials[p.number]))
         with clock("optimize"):

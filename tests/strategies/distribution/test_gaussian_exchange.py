@@ -96,7 +96,7 @@ def test_every_rank_gets_the_records_of_its_tiles_and_their_instances(
         splats = depart(passage)
         tiles = regions_of(ranks).of(comm.rank, 0)
         bins = op.bin_splats(kernels, splats, scene.cameras[0], Workspace(), tiles)
-        assert passage.instances == bins.instances
+        assert passage.told.instances == bins.instances
         assert passage.told.visible == passage.needed == passage.splats.count
         return splats, comm.ledger
 
