@@ -15,7 +15,7 @@ SUFFIXES = frozenset({".py", ".cu", ".cuh", ".h", ".hpp", ".cpp"})
 
 STARTS_ONLY = frozenset(
     {"console.py", "execute.py", "failure.py", "finished.py", "kernels.py", "launch.py", "lock.py", "prepared.py"}
-    | {"progress.py", "recording.py", "run.py", "disk.py", "scene_check.py", "flight_recorder.py"}
+    | {"progress.py", "recording.py", "run.py", "disk.py", "scene_check.py"}
 )
 """Files of harness/runner that start workers and read what they leave; every other file there runs inside them."""
 

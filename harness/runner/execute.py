@@ -14,7 +14,6 @@ from harness.records.schema import Status, WorkerResult
 from harness.records.store import LOG, write_atomically
 from harness.runner.disk import drop_all_but_log, is_full
 from harness.runner.failure import TAIL_LINES, clean_log, kernel_kills, log_lines, outcome, portable_text
-from harness.runner.flight_recorder import keep_recordings, recorder_environment
 from harness.runner.launch import Ended, Launched, worker_command, worker_environment
 from harness.runner.progress import PROGRESS, ProgressFile
 from harness.runner.result import CELL, DONE, FAILING, RESULT
@@ -77,8 +76,6 @@ def execute(
         started = now()
         kills = kernel_kills()
         environment = worker_environment(cell.threads, link=cell.link)
-        if cell.engine == "nccl":
-            environment |= recorder_environment(folder)
         with Launched(command(folder, processes(cell)), folder / LOG, environment) as launched:
             ended = launched.wait(cell.timeout, folder / DONE, poll)
         kills_after = kernel_kills()
@@ -127,7 +124,6 @@ def collect(
         (folder / name).unlink(missing_ok=True)
     for file in folder.glob(WHEREABOUTS):
         file.unlink()
-    keep_recordings(folder, portable_text)
     if status == "failed" and is_full(folder):
         drop_all_but_log(folder)
     clean_log(folder)

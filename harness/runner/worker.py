@@ -6,10 +6,10 @@ import gc
 import json
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from harness.errors import EXIT_FAILED, EXIT_OK, UserError
 from harness.records.schema import Status, WorkerResult
 from harness.runner import scenario_kernels, scenario_render, scenario_throughput, scenario_train, scenario_updates
+from harness.runner.flight_recorder import keep_recording
 from harness.runner.job import Job, SharedScene
 from harness.runner.lifeline import end_with_the_runner
 from harness.runner.result import CELL, FAILING, is_out_of_memory, write_result
@@ -25,11 +26,8 @@ from harness.runner.whereabouts import Whereabouts
 from harness.suite.cell import Cell, paced_rate
 from strategies.distribution.communicator import Communicator, LocalCommunicator, PeerFailedError, PeerSilentError
 from strategies.distribution.gloo import GlooCommunicator
-from strategies.distribution.nccl import BACKSTOP_SECONDS, connect
+from strategies.distribution.nccl import NcclCommunicator, connect
 from strategies.distribution.virtual import VirtualWorld
-
-RECORDER_SECONDS = BACKSTOP_SECONDS + 20.0
-"""For NCCL's watchdog, which writes the flight recorder's events once its own time is over."""
 
 SCENARIOS: dict[str, Callable[[Job], object]] = {
     "train": scenario_train.run,
@@ -52,7 +50,7 @@ def main(folder: Path) -> int:
             run_rank(folder, LocalCommunicator(torch.device(cell.device), places=cell.ranks))
         elif cell.engine == "nccl":
             gpus = connect(cell.collective_timeout, paced_rate(cell.link))
-            gpus.on_silence = end_in_silence
+            gpus.on_silence = partial(end_in_silence, folder, gpus)
             run_rank(folder, gpus)
             gpus.barrier()
             gpus.close()
@@ -102,14 +100,10 @@ def leave_failure(folder: Path, error: Exception, where: str = "") -> None:
     write_result(folder, WorkerResult(status=status, reason=reason))
 
 
-def end_in_silence(error: PeerSilentError) -> None:
-    """End this process, whose own thread may wait for its GPU for ever, once the flight recorder has been written."""
+def end_in_silence(folder: Path, comm: NcclCommunicator, error: PeerSilentError) -> None:
+    """End this process, whose own thread may wait for its GPU for ever; its flight recorder stays."""
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    recording = Path(os.environ.get("TORCH_FR_DUMP_TEMP_FILE", "") + os.environ["RANK"])
-    give_up = time.monotonic() + RECORDER_SECONDS
-    while time.monotonic() < give_up and not recording.exists():
-        time.sleep(0.1)
-    time.sleep(1.0)
+    keep_recording(folder, comm.rank, comm.last_exchanges())
     os._exit(EXIT_FAILED)
 
 

@@ -11,6 +11,8 @@ from time import monotonic
 
 import torch
 
+RECORDED = 40
+"""Exchanges whose end the flight recorder knows, the last ones."""
 SETTLED_AT = 64
 """Exchanges kept before those that are over are added up, and their events recorded again by others."""
 WATCH_SECONDS = 0.5
@@ -39,10 +41,11 @@ class Tally:
 
 @dataclass
 class Crossing:
-    """One exchange and the events between which it ran. queued: whether all of it is, its end included. counted: its
-    seconds are known, and its events may be another's by now."""
+    """One exchange and the events between which it ran. size: bytes, the larger of those out and those in. queued:
+    whether all of it is, its end included. counted: its seconds are known, and its events may be another's by now."""
 
     tally: Tally
+    size: int
     began: torch.cuda.Event
     ended: torch.cuda.Event
     queued: bool = False
@@ -51,6 +54,12 @@ class Crossing:
     @property
     def over(self) -> bool:
         return self.counted or (self.queued and self.ended.query())
+
+    @property
+    def event(self) -> dict[str, str | int]:
+        """For the flight recorder: its stage, its bytes, and how far the device has come with it."""
+        state = "over" if self.over else "begun" if self.began.query() else "queued"
+        return {"stage": self.tally.stage, "bytes": self.size, "state": state}
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,9 @@ class DeviceLane:
         self, device: torch.device, timeout: float, on_silence: Callable[[str], None], pace: float | None = None
     ):
         self._device, self._timeout, self._on_silence, self._pace = device, timeout, on_silence, pace
-        self._stream = torch.cuda.Stream(device)
+        # Records wait for nobody's multiprocessors: what is exchanged holds up other ranks.
+        self.stream = torch.cuda.Stream(device, priority=-1)
+        """Where what crosses is queued, between `begin` and `end`."""
         # Asked once: the answer takes longer than the event it is for.
         self._compute = torch.cuda.current_stream(device)
         self._pacer = torch.cuda.Stream(device)
@@ -91,6 +102,7 @@ class DeviceLane:
         # To be recorded again: to make and to free one are calls of the driver too.
         self._idle: list[torch.cuda.Event] = []
         self._watched: deque[Crossing] = deque()
+        self._recorded: deque[Crossing] = deque(maxlen=RECORDED)
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="exchange watch", daemon=True).start()
 
@@ -98,28 +110,30 @@ class DeviceLane:
         """The computation queued so far, for one crossing to wait for."""
         return self._mark(self._compute)
 
-    @contextmanager
-    def crossing(self, tally: Tally, size: int, after: torch.cuda.Event | None = None) -> Iterator[Crossing]:
-        """Inside, work is queued on the lane. size: bytes, the larger of those out and those in. after: from `mark`,
+    def begin(self, tally: Tally, size: int, after: torch.cuda.Event | None = None) -> Crossing:
+        """From here to `end`, what is queued on `stream` is one exchange. size: as of `Crossing`. after: from `mark`,
         the computation that it waits for; None: all that is queued."""
         after = after or self.mark()
-        self._stream.wait_event(after)
+        self.stream.wait_event(after)
         self._idle.append(after)  # The stream waits for what it was recorded behind, whatever becomes of it now.
-        with torch.cuda.stream(self._stream):
-            one = Crossing(tally, self._mark(self._stream), self._event())
-            self._begin_pace(size, one.began)
-            yield one
-            self._end_pace(self._stream)
-            one.ended.record(self._stream)
+        one = Crossing(tally, size, self._mark(self.stream), self._event())
+        self._recorded.append(one)
+        self._begin_pace(size, one.began)
+        return one
+
+    def end(self, one: Crossing) -> None:
+        self._end_pace(self.stream)
+        one.ended.record(self.stream)
         one.queued = True
         self._watched.append(one)
 
     @contextmanager
     def inline(self, tally: Tally, size: int) -> Iterator[None]:
         """Inside, an exchange is queued on the computation's own stream, which stands still for it; the host may wait
-        there for what comes. size: as above."""
+        there for what comes."""
         compute = self._compute
-        one = Crossing(tally, self._mark(compute), self._event())
+        one = Crossing(tally, size, self._mark(compute), self._event())
+        self._recorded.append(one)
         self._watched.append(one)
         self._begin_pace(size, one.began)
         yield
@@ -147,6 +161,10 @@ class DeviceLane:
     def settle(self) -> None:
         """Add up the seconds of every exchange that was waited for; waits for the device."""
         self._add_up(wait=True)
+
+    def events(self) -> list[dict[str, str | int]]:
+        """The last exchanges, as the flight recorder has them."""
+        return [one.event for one in self._recorded]
 
     def close(self) -> None:
         self._closed.set()

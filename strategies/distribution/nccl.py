@@ -16,6 +16,7 @@ from strategies.distribution.communicator import Communicator, PeerSilentError, 
 from strategies.distribution.device_lane import DeviceLane, Tally
 from strategies.distribution.gloo import peers_named
 from strategies.distribution.host_group import HostGroup
+from strategies.distribution.nccl_peers import NcclPeers, Rows
 from strategies.distribution.peer_lines import PeerLines
 
 BACKSTOP_SECONDS = 10.0
@@ -23,14 +24,14 @@ BACKSTOP_SECONDS = 10.0
 
 
 class NcclCommunicator(Communicator):
-    """Uses the default process group for tensors on `device`, and a gloo group for those on the host.
+    """Uses a communicator of NCCL for tensors on `device`, and a gloo group for those on the host.
 
     What a rank sends itself is copied, never sent. Exchanges run on a stream of their own: `wait` makes the computation
     that is queued after it wait, and not the host, so the rows sent must stay as they are until then. The host itself
     waits for what it has to know: counts. Exposed seconds are those for which the computation's stream stood still; for
     counts, and whatever else crosses between the hosts, they stand under the stage's name followed by ` counts`.
 
-    On a CPU device, with a default group of gloo, the same code runs without streams.
+    On a CPU device, with a default group of gloo in place of NCCL, the same code runs without streams.
     """
 
     engine = "nccl"
@@ -42,13 +43,17 @@ class NcclCommunicator(Communicator):
         timeout: float,
         pace: float | None = None,
         lines: PeerLines | None = None,
+        peers: NcclPeers | None = None,
     ) -> None:
-        """lines: between all ranks, for small rows that all are told, such as counts; None: they go over the group."""
+        """lines: between all ranks, for small rows that all are told, such as counts; None: they go over the group.
+        peers: what moves rows between GPUs; None where there are none."""
         super().__init__(dist.get_rank(), dist.get_world_size(), device)
         self.pace = pace
         self._host = HostGroup(host_group, self.rank, device, lines)
         self._timeout = timeout
-        self._lane = DeviceLane(device, timeout, self._silence, pace) if device.type == "cuda" else None
+        self._peers = peers
+        self._lane = None if peers is None else DeviceLane(device, timeout, self._silence, pace)
+        self._tallies: dict[str, Tally] = {}
 
     def counts(self, stage: str, send: torch.Tensor) -> Pending:
         """As of any communicator; send may lie on the GPU: it is brought to the host while the caller goes on."""
@@ -71,8 +76,13 @@ class NcclCommunicator(Communicator):
     def close(self) -> None:
         """End the threads; collective calls must be over."""
         self._host.close()
-        if self._lane is not None:
+        if self._lane is not None and self._peers is not None:
             self._lane.close()
+            self._peers.close()
+
+    def last_exchanges(self) -> list[dict[str, str | int]]:
+        """For the flight recorder: stage, bytes and state of the exchanges between devices that were begun last."""
+        return [] if self._lane is None else self._lane.events()
 
     def _over_link(self, send: torch.Tensor) -> bool:
         return send.device.type == self.device.type == "cuda"
@@ -98,12 +108,18 @@ class NcclCommunicator(Communicator):
             return Transfer(finish)
         self._host.start_ready()
         lane = self._lane
-        most = max(sum(counts) - counts[self.rank] for counts in (send_counts, receive_counts))
-        size = most * math.prod(send.shape[1:]) * send.element_size()
+        row = math.prod(send.shape[1:]) * send.element_size()
+        sends, receives = self._rows(send, send_counts, row), self._rows(received, receive_counts, row)
         after = terms.after if isinstance(terms.after, torch.cuda.Event) else None
-        with lane.crossing(self._tally(stage), size, after) as crossing:
-            for work in self._post(send, received, send_counts, receive_counts, terms.own):
-                work.wait()  # Makes the lane wait, not the host.
+        size = max(sum(n for *_, n in rows) for rows in (sends, receives))
+        crossing = lane.begin(self._tally(stage), size, after)
+        if sends or receives:
+            assert self._peers is not None
+            self._peers.exchange(lane.stream.cuda_stream, sends, receives)
+        if terms.own:
+            with torch.cuda.stream(lane.stream):
+                _part(received, receive_counts, self.rank).copy_(_part(send, send_counts, self.rank))
+        lane.end(crossing)
 
         def join() -> torch.Tensor:
             if kept:  # Once: its events are another's afterwards.
@@ -114,6 +130,15 @@ class NcclCommunicator(Communicator):
 
         kept = [send]
         return Transfer(join, timed=True)
+
+    def _rows(self, rows: torch.Tensor, counts: list[int], size: int) -> list[Rows]:
+        """What goes to each other rank, or comes from it, of rows packed by rank, `size` bytes each."""
+        found, begins = [], rows.data_ptr()
+        for peer, n in enumerate(counts):
+            if n and peer != self.rank:
+                found.append((peer, begins, n * size))
+            begins += n * size
+        return found
 
     @contextmanager
     def _accompanied(self, stage: str, bytes_to: Sequence[int], bytes_from: Sequence[int]) -> Iterator[None]:
@@ -130,31 +155,22 @@ class NcclCommunicator(Communicator):
     def _post(
         self, send: torch.Tensor, received: torch.Tensor, send_counts: list[int], receive_counts: list[int], own: bool
     ) -> list[dist.Work]:
-        """Start what goes to and comes from others, on the current stream; own: copy the rank's own rows too.
+        """Start what goes to and comes from others over the default group; own: copy the rank's own rows too.
 
-        Returns what is to be waited for before the rows are there. Nothing of it makes the host wait on a GPU.
+        Returns what is to be waited for before the rows are there.
         """
-        works: Sequence[dist.Work | None] = ()
-        if self._lane is not None and self.ranks == 2:
-            # What goes to the only other one is a run of rows, and this call takes the host the least.
-            peer = 1 - self.rank
-            to, come = [0, 0], [0, 0]
-            to[peer], come[peer] = send_counts[peer], receive_counts[peer]
-            if to[peer] or come[peer]:  # The other rank knows as well that nothing crosses.
-                dist.all_to_all_single(_part(received, receive_counts, peer), _part(send, send_counts, peer), come, to)
-        else:
-            calls = []
-            for peer in range(self.ranks):
-                if peer == self.rank:
-                    continue
-                if send_counts[peer]:
-                    calls.append(dist.P2POp(dist.isend, _part(send, send_counts, peer), peer))
-                if receive_counts[peer]:
-                    calls.append(dist.P2POp(dist.irecv, _part(received, receive_counts, peer), peer))
-            works = dist.batch_isend_irecv(calls) if calls else ()
+        calls = []
+        for peer in range(self.ranks):
+            if peer == self.rank:
+                continue
+            if send_counts[peer]:
+                calls.append(dist.P2POp(dist.isend, _part(send, send_counts, peer), peer))
+            if receive_counts[peer]:
+                calls.append(dist.P2POp(dist.irecv, _part(received, receive_counts, peer), peer))
+        works = dist.batch_isend_irecv(calls) if calls else []
         if own:
             _part(received, receive_counts, self.rank).copy_(_part(send, send_counts, self.rank))
-        return [work for work in works if work is not None]
+        return works
 
     def _between_hosts(
         self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int]
@@ -172,7 +188,10 @@ class NcclCommunicator(Communicator):
         return Transfer(finish, timed=True)
 
     def _tally(self, stage: str) -> Tally:
-        return Tally(stage, self.exposed_seconds, self.hidden_seconds)
+        known = self._tallies.get(stage)
+        if known is None or known.exposed is not self.exposed_seconds:  # Another window has begun.
+            known = self._tallies[stage] = Tally(stage, self.exposed_seconds, self.hidden_seconds)
+        return known
 
     def _barrier(self) -> None:
         self._host.barrier()
@@ -189,13 +208,12 @@ def connect(timeout: float, pace: float | None = None) -> NcclCommunicator:
     """
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
-    options = dist.ProcessGroupNCCL.Options()
-    # Records wait for nobody's multiprocessors: what is exchanged holds up other ranks.
-    options.is_high_priority_stream = True
+    # The default group is for other libraries, such as a peer's.
     limit = timedelta(seconds=timeout + BACKSTOP_SECONDS)
-    dist.init_process_group("nccl", timeout=limit, device_id=device, pg_options=options)
+    dist.init_process_group("nccl", timeout=limit, device_id=device)
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-    return NcclCommunicator(device, hosts, timeout, pace, PeerLines.between(hosts, timeout))
+    lines, peers = PeerLines.between(hosts, timeout), NcclPeers.between(hosts)
+    return NcclCommunicator(device, hosts, timeout, pace, lines, peers)
 
 
 def _part(rows: torch.Tensor, counts: list[int], rank: int) -> torch.Tensor:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from strategies.distribution import device_lane
 from strategies.distribution.communicator import Terms
 from strategies.distribution.device_lane import DeviceLane, Tally
 from strategies.distribution.nccl import NcclCommunicator
+from strategies.distribution.nccl_peers import Rows
 
 DEVICE = torch.device("cuda", 0)
 CYCLES = 1e9
@@ -25,7 +25,9 @@ CYCLES = 1e9
 class Stream:
     """A queue of work, of which only the time at which it is done is known: `now`, seconds."""
 
-    def __init__(self, device: object = None) -> None:
+    cuda_stream = 7
+
+    def __init__(self, device: object = None, priority: int = 0) -> None:
         self.now = 0.0
 
     def wait_event(self, event: Event) -> None:
@@ -103,9 +105,11 @@ def lane(gpu: Device) -> Iterator[Callable[..., DeviceLane]]:
 def exchange(
     gpu: Device, lane: DeviceLane, tally: Tally, seconds: float, size: int = 0, begins: bool = True, ends: bool = True
 ) -> device_lane.Crossing:
-    with lane.crossing(tally, size) as crossing:
+    crossing = lane.begin(tally, size)
+    with gpu.stream(lane.stream):
         gpu.works(seconds)
-        crossing.began.past, crossing.ended.past = begins, ends
+    crossing.began.past, crossing.ended.past = begins, ends
+    lane.end(crossing)
     return crossing
 
 
@@ -226,17 +230,6 @@ def test_events_of_what_was_added_up_are_recorded_again(gpu, lane, monkeypatch):
     assert one.over
 
 
-def test_two_ranks_between_which_nothing_crosses_make_no_call(gpu, engine, monkeypatch):
-    calls: list[int] = []
-    monkeypatch.setattr(dist, "all_to_all_single", lambda received, send, come, to: calls.append(len(send)))
-    comm = engine(2)
-    assert len(comm.exchange("a", torch.ones(3, 1), [0, 3], [0, 3], terms=Terms(own=False)).wait()) == 3
-    assert calls == []
-    assert comm.ledger.calls == {"a": 1}
-    comm.exchange("a", torch.ones(3, 1), [0, 3], [2, 3], terms=Terms(own=False)).wait()
-    assert calls == [0]
-
-
 def test_an_exchange_that_does_not_end_is_told_once_by_its_stage(gpu, lane):
     told: list[str] = []
     heard = threading.Event()
@@ -252,6 +245,8 @@ def test_an_exchange_that_does_not_end_is_told_once_by_its_stage(gpu, lane):
     assert not heard.clear()
     assert not heard.wait(0.1)
     assert told == ["stuck"]
+    states = [{"stage": stage, "bytes": 0, "state": state} for stage, state in (("well", "over"), ("stuck", "begun"))]
+    assert here.events() == [*states, {"stage": "behind it", "bytes": 0, "state": "begun"}]
 
 
 def test_an_exchange_that_has_not_begun_is_not_late(gpu, lane):
@@ -260,6 +255,7 @@ def test_an_exchange_that_has_not_begun_is_not_late(gpu, lane):
     exchange(gpu, here, Tally("a", {}, {}), seconds=1.0, begins=False, ends=False)
     assert not threading.Event().wait(0.2)
     assert told == []
+    assert [event["state"] for event in here.events()] == ["queued"]
 
 
 class Hosts:
@@ -276,37 +272,57 @@ class Hosts:
     def close(self) -> None: ...
 
 
+class Peers:
+    """NCCL in a pretended lane: what crosses takes 5 s of its stream, and nothing is sent."""
+
+    def __init__(self, gpu: Device) -> None:
+        self._gpu = gpu
+        self.queued: list[tuple[list[Rows], list[Rows]]] = []
+
+    def exchange(self, stream: int, sends: list[Rows], receives: list[Rows]) -> None:
+        assert stream == Stream.cuda_stream
+        self.queued.append((sends, receives))
+        self._gpu.lane.now += 5.0
+
+    def close(self) -> None: ...
+
+
 @pytest.fixture
 def engine(gpu, lane, monkeypatch) -> Callable[[int], NcclCommunicator]:
-    """Makes rank 1 of so many, with a pretended lane: point-to-point calls take 5 s and send nothing."""
-
-    def post(calls: list[dist.P2POp]) -> list[SimpleNamespace]:
-        posted.append(sorted((call.op is dist.isend, call.peer, len(call.tensor)) for call in calls))
-        return [SimpleNamespace(wait=lambda: gpu.works(5.0))]
+    """Makes rank 1 of so many, with a pretended lane."""
 
     def make(ranks: int) -> NcclCommunicator:
         monkeypatch.setattr(dist, "get_rank", lambda: 1)
         monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
         comm = NcclCommunicator(torch.device("cpu"), None, 60.0)
-        comm._host, comm._lane, comm.posted = Hosts(), lane(), posted
+        comm._host, comm._lane, comm._peers = Hosts(), lane(), Peers(gpu)
+        gpu.lane = comm._lane.stream
         return comm
 
-    posted: list[list[tuple[bool, int, int]]] = []
-    monkeypatch.setattr(dist, "P2POp", lambda op, tensor, peer: SimpleNamespace(op=op, tensor=tensor, peer=peer))
-    monkeypatch.setattr(dist, "batch_isend_irecv", post)
     return make
 
 
-def test_among_more_than_two_the_lane_and_not_the_computation_waits_for_one_group_of_calls(gpu, engine):
+def test_the_lane_and_not_the_computation_waits_for_one_group_of_calls(gpu, engine):
     comm = engine(4)
-    pending = comm.exchange("a", torch.arange(6.0)[:, None], [1, 2, 0, 3], [2, 2, 1, 0], terms=Terms(own=True))
-    assert comm.posted == [[(False, 0, 2), (False, 2, 1), (True, 0, 1), (True, 3, 3)]]
+    sent, into = torch.arange(12.0).view(6, 2), torch.zeros(5, 2)
+    terms = Terms(own=True, into=into)
+    pending = comm.exchange("a", sent, [1, 2, 0, 3], [2, 2, 1, 0], terms=terms)
+    sends = [(0, sent.data_ptr(), 8), (3, sent[3:].data_ptr(), 24)]
+    assert comm._peers.queued == [(sends, [(0, into.data_ptr(), 16), (2, into[4:].data_ptr(), 8)])]
     assert gpu.compute.now == 0.0
     gpu.works(2.0)
-    assert pending.wait()[2:4, 0].tolist() == [1.0, 2.0]
+    assert pending.wait()[2:4].tolist() == sent[1:3].tolist()
     comm.settle()
     assert gpu.compute.now == 5.0
     assert (comm.exposed_seconds, comm.hidden_seconds) == ({"a": 3.0}, {"a": 2.0})
+    assert comm.last_exchanges() == [{"stage": "a", "bytes": 32, "state": "over"}]
+
+
+def test_ranks_between_which_nothing_crosses_make_no_call(gpu, engine):
+    comm = engine(2)
+    assert len(comm.exchange("a", torch.ones(3, 1), [0, 3], [0, 3], terms=Terms(own=False)).wait()) == 3
+    assert comm._peers.queued == []
+    assert comm.ledger.calls == {"a": 1}
 
 
 def test_what_counts_take_behind_all_that_is_queued_is_not_time_of_the_exchange(gpu, engine):
