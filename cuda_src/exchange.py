@@ -117,12 +117,16 @@ def take_arrivals(kernels: KernelSet, workspace: Workspace, name: str, count: in
 
     With compiled kernels an id is the last word of its record.
     """
-    records = take_records(kernels, workspace, name, count)
-    if kernels.backend == "compiled":
-        ids = row_words(records).view(torch.int32)[:, RECORD_ID]
-    else:
-        ids = workspace.take(f"{name}.ids", (count,), torch.int64)
-    return Splats(ids, ids, records)
+
+    def made() -> Splats:
+        records = take_records(kernels, workspace, name, count)
+        if kernels.backend == "compiled":
+            ids = row_words(records).view(torch.int32)[:, RECORD_ID]
+        else:
+            ids = workspace.take(f"{name}.ids", (count,), torch.int64)
+        return Splats(ids, ids, records)
+
+    return workspace.kept(("arrivals", name, count, kernels.dtype), made)
 
 
 def row_words(records: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,8 @@ class Whereabouts:
             self._note = mmap.mmap(file.fileno(), NOTE_BYTES)
         self.rank = rank
         self._stage = ""
+        # Stages are few, and a step enters them twenty times.
+        self._notes: dict[tuple[str, str], bytes] = {}
 
     def enter(self, stage: str) -> None:
         """The rank has come to a stage."""
@@ -44,8 +46,11 @@ class Whereabouts:
         return f"rank {self.rank} {_LAST} {self._stage}" if self._stage else f"rank {self.rank}"
 
     def _write(self, word: str, stage: str) -> None:
-        note = f"{word} {stage}" if stage else ""
-        self._note[:] = note.encode()[:NOTE_BYTES].ljust(NOTE_BYTES, b"\0")
+        note = self._notes.get((word, stage))
+        if note is None:
+            text = f"{word} {stage}" if stage else ""
+            note = self._notes[word, stage] = text.encode()[:NOTE_BYTES].ljust(NOTE_BYTES, b"\0")
+        self._note[:] = note
 
 
 def whereabouts(folder: Path) -> str:

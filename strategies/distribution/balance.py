@@ -20,7 +20,7 @@ from strategies.distribution.tile_costs import TileCosts
 STAGE = "balance"
 WORTH_A_CUT = 0.01
 """Share by which new cuts have to make the largest segment smaller to take the place of a batch's last ones."""
-OFTEN, SELDOM = 4, 8
+OFTEN, SELDOM = 4, 16
 """Visits of a batch after which its work is learnt only every so many: it follows Gaussians that move slowly."""
 MOST_BATCHES = 4096
 """Whose cuts are kept: shuffled batches of several views seldom come again."""

@@ -55,7 +55,8 @@ class Transfer:
     """What an engine hands back for a started exchange.
 
     finish: waits and returns the received rows. finished_at: the time it arrived, where the engine knows. timed: the
-    engine itself accounts for exposed and hidden seconds, on its devices, and paces the exchange there.
+    engine itself accounts for exposed and hidden seconds, on its devices, paces the exchange there, and says when the
+    host waits.
     """
 
     finish: Callable[[], torch.Tensor]
@@ -74,12 +75,12 @@ class Pending:
 
     def wait(self) -> torch.Tensor:
         """The received rows, packed by source. Time spent here is exposed; what passed before it was hidden."""
+        if self._transfer.timed:
+            return self._transfer.finish()
         asked = self._comm.now()
         self._comm.on_wait(self._stage)
         received = self._transfer.finish()
         self._comm.on_wait(None)
-        if self._transfer.timed:
-            return received
         self._comm.rest_until(self._due)
         done = self._comm.now()
         arrived = max(self._transfer.finished_at() or done, self._due)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
+
+_MOST_SHAPES = 64
+"""Of one piece of memory: some sizes are others at every step."""
 
 
 class HostCopies:
@@ -28,20 +31,33 @@ class HostCopies:
         if idle:
             pinned = idle.pop()
         else:
-            pinned = Pinned(torch.empty(elements, dtype=tensor.dtype, pin_memory=True), torch.cuda.Event(), idle)
-        memory = pinned.memory[: tensor.numel()].view(tensor.shape)
+            memory = torch.empty(elements, dtype=tensor.dtype, pin_memory=True)
+            pinned = Pinned(memory, torch.cuda.Event(), torch.cuda.current_stream(tensor.device), idle)
+        memory = pinned.part(tensor.shape)
         memory.copy_(tensor, non_blocking=True)
-        pinned.copied.record(torch.cuda.current_stream(tensor.device))
+        pinned.copied.record(pinned.stream)
         return HostCopy(memory, pinned)
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """Memory of the host, the event behind which it holds what was copied last, and where both go afterwards."""
+    """Memory of the host, the event behind which it holds what was copied last, the stream that computes, on which that
+    is recorded, and where all of it goes afterwards."""
 
     memory: torch.Tensor
     copied: torch.cuda.Event
+    stream: torch.cuda.Stream
     idle: list[Pinned]
+    _parts: dict[torch.Size, torch.Tensor] = field(default_factory=dict)
+
+    def part(self, shape: torch.Size) -> torch.Tensor:
+        """The beginning of the memory in that shape; few shapes come again and again."""
+        known = self._parts.get(shape)
+        if known is None:
+            if len(self._parts) >= _MOST_SHAPES:
+                self._parts.clear()
+            known = self._parts[shape] = self.memory[: shape.numel()].view(shape)
+        return known
 
 
 @dataclass(frozen=True)

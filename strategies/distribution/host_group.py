@@ -33,8 +33,10 @@ class HostExchange:
     work: dist.Work | None = None
     number: int | None = None
     """Of a row that went over the lines."""
+    row: bytes = b""
+    """That row, once it has been read: a start that failed is tried again with the same."""
     rows: torch.Tensor | None = None
-    """What is sent, once it has been read: a start that failed is tried again with the same."""
+    """What else is sent, likewise."""
     received: torch.Tensor = field(init=False)
 
     @property
@@ -62,17 +64,18 @@ class HostExchange:
             return
         assert self.group.lines is not None
         assert self.number is not None
-        assert self.rows is not None
-        told = {**self.group.lines.told(self.stage, self.number), self.group.rank: self.rows.numpy().tobytes()}
-        every = bytearray(b"".join(told[rank] for rank in range(len(told))))
-        self.received = torch.frombuffer(every, dtype=self.rows.dtype).view(len(told), *self.shape[1:])
+        told = self.group.lines.told(self.stage, self.number)
+        told[self.group.rank] = self.row
+        every = bytearray().join(told[rank] for rank in range(len(told)))
+        self.received = torch.frombuffer(every, dtype=self.copy.memory.dtype).view(len(told), *self.shape[1:])
 
     def start(self) -> None:
         """Waits until the rows are there."""
         if self.by_line:
             assert self.group.lines is not None
-            self.rows = self.copy.read(torch.clone)
-            self.number = self.group.lines.tell(self.stage, self.rows.numpy().tobytes())
+            if not self.row:
+                self.row = self.copy.read(lambda rows: rows.numpy().tobytes())
+            self.number = self.group.lines.tell(self.stage, self.row)
             return
         if self.rows is None:
             self.rows = self.copy.read(
@@ -126,6 +129,8 @@ class HostGroup:
 
     def start_ready(self) -> None:
         """Start what has come to the host, in the order of the calls."""
+        if not self._waiting:
+            return
         with self._lock:
             while self._waiting and self._waiting[0].copy.there:
                 self._start_first()

@@ -182,8 +182,11 @@ class NcclCommunicator(Communicator):
         lane, tally = self._lane, self._tally(f"{stage} counts")
 
         def finish() -> torch.Tensor:
+            self.on_wait(stage)
             with lane.standstill(tally):
-                return coming.result()
+                rows = coming.result()
+            self.on_wait(None)
+            return rows
 
         return Transfer(finish, timed=True)
 

@@ -54,6 +54,7 @@ class RowAdam:
         self._degree = 0
         self._rows: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
+        self._rates_at: tuple[int, torch.Tensor] | None = None
 
     def add(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
         """One view's gradients, [V, 59], of distinct rows [V]; kept by reference until `step`."""
@@ -116,7 +117,7 @@ class RowAdam:
             return
         training = self._training
         rules = training.beta1, training.beta2, training.epsilon
-        rates = column_rates(training, self._extent, images_seen)
+        rates = self._rates(images_seen)
         rows, gradients, views = self._merged(gaussians.count)
         batch = len(self._rows)
         if training.batch_rule == "batch":
@@ -139,7 +140,7 @@ class RowAdam:
             self._seen,
             self._degree,
             self._workspace,
-            column_rates(training, self._extent, images_seen),
+            self._rates(images_seen),
             images_seen,
             training.beta1,
             training.beta2,
@@ -149,6 +150,13 @@ class RowAdam:
             bounds=bounds,
             part=part,
         )
+
+    def _rates(self, images_seen: int) -> torch.Tensor:
+        """Both parts of a step ask for the same."""
+        known = self._rates_at
+        if known is None or known[0] != images_seen:
+            known = self._rates_at = images_seen, column_rates(self._training, self._extent, images_seen)
+        return known[1]
 
     def _merged(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Distinct rows, their summed gradients and the number of views each averages over."""

@@ -60,7 +60,7 @@ def group(monkeypatch) -> HostGroup:
     made.on_the_way = []
 
     def start(self: HostCopies, tensor: torch.Tensor) -> HostCopy:
-        pinned = Pinned(tensor.clone(), Copied(), [])
+        pinned = Pinned(tensor.clone(), Copied(), SimpleNamespace(), [])
         made.on_the_way.append(HostCopy(pinned.memory, pinned))
         return made.on_the_way[-1]
 
