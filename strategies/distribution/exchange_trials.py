@@ -14,7 +14,7 @@ from strategies.distribution.gaussian_exchange import GaussianExchange, Passage
 
 
 def trials_of(exchange: GaussianExchange, passages: Sequence[Passage]) -> list[ExchangeTrial]:
-    """Records on their way there, and gradients on their way back, of passages without rooms that have arrived.
+    """Records on their way there, and gradients on their way back, of passages that have arrived.
 
     Gradients only where all of them travel: else their bytes follow from values that only a step makes.
     """

@@ -32,10 +32,13 @@ class Grendel(GaussianLevel):
     def exchange_trials(self, views: Sequence[int]) -> list[ExchangeTrial]:
         self.settle()
         degree, works = sh_degree(self.ctx.training, self.images_seen), self.workspaces[: len(views)]
-        shares = self._embark(views, self._regions(views), works, degree, [None] * len(views))
+        regions = self._regions(views)
+        shares = self._embark(views, regions, works, degree, self._rooms_of(views, regions) or [None] * len(views))
         self._depart(shares)
         for share in shares:
             share.passage.arrive()
+            if share.room is not None:
+                share.passage.settle(returned=False)
         return trials_of(self.exchange, [share.passage for share in shares])
 
     def _halo(self, placed: PlacedRegions) -> Halo | None:

@@ -176,12 +176,36 @@ def test_rooms_grow_by_what_was_seen_and_are_forgotten_with_other_cuts():
     (room,) = rooms.of([3], cuts)
     assert room.to(0)[1] > int(counts[0, 1, 0])
     assert room.into(1) == [row[1] for row in room.records]
+    # Gradients of 36 B: each rank's begin at a multiple of 16 B.
+    assert all(36 * rows % 16 == 0 for row in room.records for rows in row)
     assert rooms.of([3], SimpleNamespace(cuts=(0, 4, 9))) is None
     assert rooms.of([2], cuts) is None
     rooms.grow([3], cuts, [10 * counts])
     assert rooms.of([3], cuts)[0].splats[1] >= 10 * int(counts[1, 0, 2])
     rooms.clear()
     assert rooms.of([3], cuts) is None
+
+
+def test_exchanges_by_themselves_are_those_of_a_step_with_rooms_and_training_goes_on(kernels_with_rooms, make_scene):
+    moved = []
+
+    def spoil(strategy: Grendel, step: int) -> None:
+        if step != STEPS - 1:
+            return
+        (room,), comm, rank = strategy.batch_rooms._known[0,].rooms, strategy.comm, strategy.comm.rank
+        there, back = strategy.exchange_trials([0])
+        for trial, of_rank in ((there, room.to(rank)), (back, room.into(rank))):
+            for _ in range(2):
+                with comm.off_the_record():
+                    trial.run()
+                    over_link = comm.ledger.over_link()[rank].tolist()
+                moved.append((over_link[1 - rank], trial.row_bytes * of_rank[1 - rank]))
+
+    made = train(kernels_with_rooms, make_scene(), 2, 1, spoil, balance="off")
+    assert_equal_to_single(made, single_of(make_scene(), 1))
+    assert len(moved) == 8
+    assert all(bytes_moved == room > 0 for bytes_moved, room in moved)
+    assert [strategy.exact_steps for strategy in made.strategies] == [4] * 2
 
 
 def drawn(make, scene, ranks: int, visits: int, spoil=lambda strategy, visit: None):
