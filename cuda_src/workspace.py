@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from cuda_src.tape import hold
+
 _NUMBERS = "workspace.numbers", torch.int32
 _GROWTH = 32
 _MOST_KEPT = 4096
@@ -26,6 +28,8 @@ class Workspace:
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = torch.device(device)
         self.peak_bytes = 0
+        self.moves = 0
+        """How often a buffer was given up or replaced by a larger one, so that nothing may point into it any more."""
         self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         # What `take` returned last: most names are asked for in one shape, and finding is faster than making.
         self._taken: dict[tuple[str, torch.dtype], torch.Tensor] = {}
@@ -68,18 +72,20 @@ class Workspace:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
             self._kept[key] = made
-        return made
+        return hold(made)
 
     def _forget(self, name: str, dtype: torch.dtype) -> None:
         """The buffer of that name, if there is one, moves: nothing may point into it, nor keep its memory."""
         if self._buffers.pop((name, dtype), None) is not None:
             self._taken.pop((name, dtype), None)
             self._kept.clear()
+            self.moves += 1
 
     def release(self, name: str, dtype: torch.dtype) -> None:
         """Give that buffer up, if it is there: nothing that is kept may point into it."""
-        self._buffers.pop((name, dtype), None)
-        self._taken.pop((name, dtype), None)
+        if self._buffers.pop((name, dtype), None) is not None:
+            self._taken.pop((name, dtype), None)
+            self.moves += 1
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """The tensor lies in one of these buffers, as they are now."""

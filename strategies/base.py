@@ -159,6 +159,11 @@ class ExchangeTrial:
 class Clock(Protocol):
     """Names the stages of a step; measures them only when the harness asks for a breakdown."""
 
+    @property
+    def watched(self) -> bool:
+        """Whether anybody looks at the stages, each of which is then to be entered and left."""
+        ...
+
     def __call__(self, stage: str) -> AbstractContextManager[None]: ...
 
 

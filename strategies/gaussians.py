@@ -10,6 +10,7 @@ import torch
 from cuda_src.bounds import bound_groups, empty_bounds
 from cuda_src.layout import MEAN, PARAMETERS
 from cuda_src.operators import KernelSet
+from cuda_src.tape import off_tape
 from strategies.base import GaussianSource, Shard, ShardReader
 from strategies.morton import morton_order
 
@@ -96,8 +97,9 @@ class Gaussians:
         return known.table
 
     def _bound(self, kernels: KernelSet, table: torch.Tensor) -> None:
-        """Make the bounds of all groups anew."""
-        bound_groups(kernels, self.parameters, table)
+        """Make the bounds of all groups anew: now, and not whenever what asked for them is asked for again."""
+        with off_tape():
+            bound_groups(kernels, self.parameters, table)
 
     @property
     def count(self) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from cuda_src import launches
 from cuda_src.compiled.build import BuildError, build
+from cuda_src.tape import act
 
 REPLAYED_FROM = 3
 """The call of a `ReplayedLaunch` that is worth 0.1 ms for its graph; by then every kernel is loaded, as it must be."""
@@ -65,7 +66,11 @@ class Launch:
         self._arguments = tuple(address(a) if isinstance(a, torch.Tensor) else a for a in arguments)
 
     def __call__(self) -> None:
-        """On the current stream; raises RuntimeError with CUDA's words if that fails."""
+        """On the current stream, and again whenever a tape is played that records it; raises RuntimeError with CUDA's
+        words if that fails."""
+        act(self._start)
+
+    def _start(self) -> None:
         launches.count()
         self._run(queue_of(self._device))
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from time import perf_counter
 
 import torch
+
+from cuda_src.tape import act
 
 _OFF = nullcontext()
 
@@ -36,8 +39,13 @@ class StageClock:
         self._now = now
         self._seconds: dict[str, float] = {}
 
+    @property
+    def watched(self) -> bool:
+        """Whether stages are timed, or ranges of a profile."""
+        return self.enabled or self._ranges
+
     def __call__(self, stage: str) -> AbstractContextManager[None]:
-        self._on_stage(stage)
+        act(partial(self._on_stage, stage))
         if self._ranges:
             return self._ranged(stage)
         return self._timed(stage) if self.enabled else _OFF

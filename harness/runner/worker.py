@@ -103,8 +103,10 @@ def leave_failure(folder: Path, error: Exception, where: str = "") -> None:
 def end_in_silence(folder: Path, comm: NcclCommunicator, error: PeerSilentError) -> None:
     """End this process, whose own thread may wait for its GPU for ever; its flight recorder stays."""
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    keep_recording(folder, comm.rank, comm.last_exchanges())
-    os._exit(EXIT_FAILED)
+    try:
+        keep_recording(folder, comm.rank, comm.last_exchanges())
+    finally:
+        os._exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class ByteSplat(GaussianLevel):
                 share.splats = share.passage.arrive()
             self._list(share)
             with self.ctx.clock("raster_forward+loss+raster_backward"), self.segment_time.stage():
-                target, mask = self._truth(share)
+                target, mask = share.truth
                 fused = op.raster_fused(
                     kernels, share.splats, share.bins, share.camera, target, share.work, self.background, mask, weight,
                     window,

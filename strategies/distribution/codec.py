@@ -37,13 +37,15 @@ class Outgoing:
     """What a rank sends back.
 
     rows: [n, SENT_GRADIENTS] real, by destination, then view. counts: [ranks][views], rows of each group. views:
-    view number of each column. ids: [n] int64 or int32, stable ids of the rows' Gaussians.
+    view number of each column. ids: [n] int64 or int32, stable ids of the rows' Gaussians. into: memory for all rows
+    that are awaited, which a codec may receive into.
     """
 
     rows: torch.Tensor
     counts: Groups
     views: Sequence[int]
     ids: torch.Tensor
+    into: torch.Tensor | None = None
 
     @cached_property
     def nonzero(self) -> torch.Tensor:
@@ -100,7 +102,8 @@ class Dense(Codec):
 
     def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
         back = by_rank(awaited)
-        pending = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, back, terms=Terms(own=False))
+        terms = Terms(own=False, into=outgoing.into)
+        pending = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, back, terms=terms)
         return lambda: lambda: Incoming(pending.wait())
 
 

@@ -7,11 +7,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
 
+from cuda_src.tape import act, on_tape
 from cuda_src.workspace import Workspace
 from strategies.distribution.host_copies import HostCopies
 from strategies.distribution.ledger import Ledger
@@ -56,34 +57,42 @@ class Transfer:
 
     finish: waits and returns the received rows. finished_at: the time it arrived, where the engine knows. timed: the
     engine itself accounts for exposed and hidden seconds, on its devices, paces the exchange there, and says when the
-    host waits.
+    host waits. due: when it may end at the earliest, where it is held to a rate here.
     """
 
     finish: Callable[[], torch.Tensor]
     finished_at: Callable[[], float | None] = lambda: None
     timed: bool = False
+    due: float = 0.0
 
 
 class Pending:
     """An exchange under way; `wait` returns what was received, once."""
 
-    def __init__(
-        self, comm: Communicator, stage: str, transfer: Transfer, due: float = 0.0, started: float | None = None
-    ):
-        self._comm, self._stage, self._transfer, self._due = comm, stage, transfer, due
-        self._started = comm.now() if started is None else started
+    def __init__(self, comm: Communicator, stage: str, start: Callable[[], Transfer]):
+        """start: the exchange, done by `act`: on a tape it is started again, and waited for again."""
+        self._comm, self._stage, self._start = comm, stage, start
+        act(self._begin)
 
     def wait(self) -> torch.Tensor:
         """The received rows, packed by source. Time spent here is exposed; what passed before it was hidden."""
+        return act(self._end)
+
+    def _begin(self) -> None:
+        self._started = self._comm.now()
+        self._transfer = self._start()
+
+    def _end(self) -> torch.Tensor:
         if self._transfer.timed:
             return self._transfer.finish()
         asked = self._comm.now()
         self._comm.on_wait(self._stage)
         received = self._transfer.finish()
         self._comm.on_wait(None)
-        self._comm.rest_until(self._due)
+        due = self._transfer.due
+        self._comm.rest_until(due)
         done = self._comm.now()
-        arrived = max(self._transfer.finished_at() or done, self._due)
+        arrived = max(self._transfer.finished_at() or done, due)
         self._comm.spent(self._stage, exposed=done - asked, hidden=max(0.0, min(arrived, asked) - self._started))
         return received
 
@@ -133,18 +142,25 @@ class Communicator(ABC):
                 f"{stage}: rank {self.rank} has {send.shape[0]} rows for {self.ranks} ranks, "
                 f"send counts {list(send_counts)}, receive counts {list(receive_counts)}"
             )
-        if self.checks:
-            self._check_counts(stage, send_counts, receive_counts)
-        row = math.prod(send.shape[1:]) * send.element_size()
-        padded = padding * send.element_size()
+        to, back = list(send_counts), list(receive_counts)
+        row, padded = math.prod(send.shape[1:]) * send.element_size(), padding * send.element_size()
+        payload, trailing = [n * (row - padded) for n in to], [n * padded for n in to]
         over_link = self._over_link(send)
-        self.ledger.add(stage, self.rank, [n * (row - padded) for n in send_counts], metadata, over_link)
-        if padding:
-            self.ledger.add_padding(stage, self.rank, [n * padded for n in send_counts], over_link)
-        started = self.now()
-        due = self._paced(row, send_counts, receive_counts)
-        transfer = self._exchange(stage, send.contiguous(), list(send_counts), list(receive_counts), terms)
-        return Pending(self, stage, transfer, due, started)
+        if terms.into is None and on_tape():  # Where it comes this time, it has to come every time.
+            terms = replace(terms, into=send.new_empty((sum(back), *send.shape[1:])))
+
+        def start() -> Transfer:
+            if self.checks:
+                self._check_counts(stage, to, back)
+            self.ledger.add(stage, self.rank, payload, metadata, over_link)
+            if padding:
+                self.ledger.add_padding(stage, self.rank, trailing, over_link)
+            due = self._paced(row, to, back)
+            transfer = self._exchange(stage, send.contiguous(), to, back, terms)
+            transfer.due = due
+            return transfer
+
+        return Pending(self, stage, start)
 
     def counts(self, stage: str, send: torch.Tensor) -> Pending:
         """Each rank learns what the others will send it: send [ranks, k] int64; received [ranks, k], by source."""
@@ -305,7 +321,7 @@ class LocalCommunicator(Communicator):
         """As they are now: the sender may write others there before it asks for these."""
         super().counts(stage, send)
         copy = self._copies.start(send.to(torch.int64))
-        return Pending(self, stage, Transfer(lambda: copy.read(torch.clone)))
+        return Pending(self, stage, lambda: Transfer(lambda: copy.read(torch.clone)))
 
     def _exchange(
         self, stage: str, send: torch.Tensor, send_counts: list[int], receive_counts: list[int], terms: Terms

@@ -62,6 +62,13 @@ class Crossing:
         return {"stage": self.tally.stage, "bytes": self.size, "state": state}
 
 
+class Mark:
+    """The computation queued up to a moment, which one crossing waits for. Made anew when a tape is played."""
+
+    def __init__(self) -> None:
+        self.event: torch.cuda.Event | None = None
+
+
 @dataclass(frozen=True)
 class Wait:
     """The events between which the computation's stream stood still, and the exchange it did so for; without one
@@ -164,7 +171,7 @@ class DeviceLane:
 
     def events(self) -> list[dict[str, str | int]]:
         """The last exchanges, as the flight recorder has them."""
-        return [one.event for one in self._recorded]
+        return [one.event for one in list(self._recorded)]  # A copy: it is another thread that asks.
 
     def close(self) -> None:
         self._closed.set()

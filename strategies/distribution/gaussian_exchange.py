@@ -6,6 +6,7 @@ One mechanism for Grendel and ByteSplat: ownership x regions x codec.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -33,10 +34,11 @@ from cuda_src.exchange import (
 )
 from cuda_src.layout import GRADIENT, GRADIENT_STRIDE, RECORD, RECORD_STRIDE
 from cuda_src.operators import KernelSet, Part, Splats
+from cuda_src.tape import act
 from cuda_src.workspace import Workspace
 from strategies.distribution.codec import CODECS, Incoming, Outgoing
 from strategies.distribution.codec import STAGE as RETURN_STAGE
-from strategies.distribution.communicator import Communicator, Terms
+from strategies.distribution.communicator import Communicator, Pending, Terms
 from strategies.distribution.passage_rooms import PassageRoom
 
 FORWARD_BYTES = 44
@@ -103,6 +105,21 @@ class Told:
         return int(self.counts[:, self.rank, SENT_INSTANCES].sum())
 
 
+class Counted:
+    """All ranks' counts of a passage, on their way."""
+
+    def __init__(self, coming: Pending, ranks: int) -> None:
+        self._coming, self._ranks = coming, ranks
+        self._table: torch.Tensor | None = None
+
+    @property
+    def table(self) -> torch.Tensor:
+        """[source, destination, ROUTE_COUNTS] on the host, waited for when they are first asked for."""
+        if self._table is None:
+            self._table = self._coming.wait().cpu().view(self._ranks, self._ranks, ROUTE_COUNTS)
+        return self._table
+
+
 class Passage:
     """One view's records on their way to the ranks whose tiles they touch, and their gradients on the way back.
 
@@ -110,7 +127,8 @@ class Passage:
     `fits` and `depart`, which need all ranks' counts on the host unless there is a room; `arrive`, `give_back`;
     `proceed`, which needs counts where a codec leaves rows out; perhaps `collect_own`; `collect`. Between them comes
     whatever need not wait: that is what an exchange hides behind. With a room nothing waits, and `settle` follows once
-    the counts are there. workspace: of the view, holds what is under way.
+    the counts are there; what comes before `proceed` may then be played again from a tape, whatever was counted of the
+    time before. workspace: of the view, holds what is under way.
     """
 
     def __init__(
@@ -127,17 +145,13 @@ class Passage:
     ) -> None:
         """splats: of this rank's Gaussians. owners: rank of each tile, [tiles] int32. min_opacity: of what is sent."""
         self.splats, self.stage, self.room = splats, stage, room
-        self._own_collected = False
         self._exchange, self._work = exchange, workspace
         comm, kernels = exchange.comm, exchange.kernels
         self._routing = route_splats(
             kernels, splats, camera, owners, comm.ranks, workspace, depth_limit, min_opacity,
             None if room is None else room.of(comm.rank),
         )  # fmt: skip
-        # All of a rank's counts to every rank: so that its own come back to its host with the others'.
-        counts = self._routing.counts.view(1, -1).expand(comm.ranks, -1)
-        self._coming_counts = comm.counts(stage, counts)
-        self._counts: torch.Tensor | None = None
+        act(self._count)
         if room is not None:
             self._to, self._from = room.to(comm.rank), room.into(comm.rank)
             self._pack(sum(self._to))
@@ -145,6 +159,13 @@ class Passage:
             held = workspace.capacity("exchange.wire", kernels.dtype) // exchange.width
             self._pack(max(held, splats.count + splats.count // _SPARE_RECORDS))
         self._packed = comm.mark()
+
+    def _count(self) -> None:
+        comm = self._exchange.comm
+        # All of a rank's counts to every rank: so that its own come back to its host with the others'.
+        counts = self._routing.counts.view(1, -1).expand(comm.ranks, -1)
+        self.counted = Counted(comm.counts(self.stage, counts), comm.ranks)
+        """Of the last time that it was made, or played from a tape."""
 
     @property
     def fits(self) -> bool:
@@ -159,7 +180,11 @@ class Passage:
     @property
     def told(self) -> Told:
         """What counts say of this rank."""
-        return Told(self.counts, self._exchange.comm.rank)
+        return self.told_by(self.counted)
+
+    def told_by(self, counted: Counted) -> Told:
+        """The same of another time."""
+        return Told(counted.table, self._exchange.comm.rank)
 
     def depart(self) -> None:
         """Start the exchange of records. This rank's own take their place meanwhile."""
@@ -212,10 +237,16 @@ class Passage:
         hole = NO_HOLE if exchange.codec.moves_own else self._hole
         rows = self._work.take("exchange.returned", (sum(self._from), SENT_GRADIENTS), gradients.dtype)
         pack_gradients(exchange.kernels, gradients, hole, rows, exchange.counted_zeros)
-        exchange.records += rows.shape[0]
-        self._gradients = None if exchange.codec.moves_own else gradients
-        outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._arrived.ids)
+        act(partial(self._gives, rows.shape[0]))
+        self._gradients, into = None if exchange.codec.moves_own else gradients, None
+        if not exchange.codec.moves_own:
+            into = self._work.take("exchange.awaited", (sum(self._to), SENT_GRADIENTS), gradients.dtype)
+        outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._arrived.ids, into)
         self._leaving = exchange.codec.send(exchange.comm, outgoing, [[n] for n in self._to])
+
+    def _gives(self, records: int) -> None:
+        self._exchange.records += records
+        self._own_collected = False
 
     def proceed(self) -> None:
         """Let the gradients follow that could not leave before the host knew how many they are."""
@@ -258,9 +289,10 @@ class Passage:
             total.index_add_(0, self._routing.splats_to(rank), part)
         return total
 
-    def settle(self, returned: bool = True) -> None:
-        """Of a passage with a room: what its rows did not hold counts for nothing. returned: gradients went back."""
-        exchange, rank, table = self._exchange, self._exchange.comm.rank, self.counts.tolist()
+    def settle(self, counted: Counted, returned: bool = True) -> None:
+        """Of a passage with a room: what its rows did not hold counts for nothing. counted: of the time that is meant.
+        returned: gradients went back."""
+        exchange, rank, table = self._exchange, self._exchange.comm.rank, counted.table.tolist()
         sent, came = table[rank], [of_source[rank] for of_source in table]
         gone = [max(0, room - n[SENT_RECORDS]) for room, n in zip(self._to, sent, strict=True)]
         exchange.comm.ledger.add_unused(self.stage, rank, [FORWARD_BYTES * n for n in gone])
@@ -274,10 +306,7 @@ class Passage:
     @property
     def counts(self) -> torch.Tensor:
         """All ranks' counts, [source, destination, ROUTE_COUNTS] on the host; waits for them once."""
-        if self._counts is None:
-            ranks = self._exchange.comm.ranks
-            self._counts = self._coming_counts.wait().cpu().view(ranks, ranks, ROUTE_COUNTS)
-        return self._counts
+        return self.counted.table
 
     def _pack(self, rows: int) -> None:
         """Records of the other ranks into a buffer of so many rows, as far as they reach."""

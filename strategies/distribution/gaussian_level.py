@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 
 import torch
@@ -27,7 +27,8 @@ from strategies.distribution.passage_rooms import PassageRoom, PassageRooms
 from strategies.distribution.placed_regions import PlacedRegions, PlacedRegionsKept
 from strategies.distribution.regions import Regions
 from strategies.distribution.segment_time import SegmentTime
-from strategies.distribution.share import Share
+from strategies.distribution.share import Picture, Share
+from strategies.distribution.taped_batches import TapedBatches
 from strategies.distribution.tile_costs import tile_work
 from strategies.distribution.tile_lists import list_tiles
 from strategies.gaussians import Gaussians
@@ -40,14 +41,6 @@ from strategies.training.schedule import sh_degree
 from strategies.views import ViewQueue
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A view that is only rendered."""
-
-    regions: Regions
-    share: Share
-
-
 class GaussianLevel(Strategy):
     """Owns rows, renders regions; a subclass sets `balance` and `exchange` up, and says how it computes.
 
@@ -58,6 +51,8 @@ class GaussianLevel(Strategy):
     balance: Balance
     exchange: GaussianExchange
     min_opacity = 0.0
+    compute_is_taped = False
+    """Whether all that `_compute` does is done by `act`, so that a batch that comes again is played from a tape."""
 
     @abstractmethod
     def _halo(self, placed: PlacedRegions) -> Halo | None:
@@ -87,6 +82,7 @@ class GaussianLevel(Strategy):
             self.overflow = self.rooms.overflow
         self.late = None if self.rooms is None else StepQueue(self.overflow, self._exactly)
         self.batch_rooms = PassageRooms()
+        self.taped = TapedBatches((*self.workspaces, self.shared))
         self.copies = HostCopies()
         self.placed = PlacedRegionsKept(ctx.world.rank, self.device)
         self.segment_time = SegmentTime(ctx.comm, options.balance == "measured")
@@ -130,15 +126,32 @@ class GaussianLevel(Strategy):
 
     def _train(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom | None]) -> list[Share]:
         """All views of a step, and the optimizer."""
-        degree = sh_degree(self.ctx.training, plan.images_seen)
-        shares = self._embark(plan.views, regions, self.workspaces, degree, rooms)
-        halo = self._halo(self.placed.of(regions))
-        self._depart(shares)
-        self._compute(shares, halo, plan)
+        shares = self._rendered(plan, regions, rooms)
         self._update(shares, plan.images_seen + len(plan.views))
         with self.ctx.clock("rebalance"):
             self._learn(plan.views, regions, shares)
         return shares
+
+    def _rendered(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom | None]) -> list[Share]:
+        """All views of a step, up to the departure of their gradients."""
+        degree, gaussians = sh_degree(self.ctx.training, plan.images_seen), self.gaussians
+        truths = []
+        for view, whole in zip(plan.views, map(Rect.whole, regions.cameras), strict=True):
+            truths.append((self.images.region(view, whole, self.device), self.images.mask(view, whole, self.device)))
+
+        def render() -> list[Share]:
+            shares = self._embark(plan.views, regions, self.workspaces, degree, rooms)
+            for share, truth in zip(shares, truths, strict=True):
+                share.truth = truth
+            halo = self._halo(self.placed.of(regions))
+            self._depart(shares)
+            self._compute(shares, halo, plan)
+            return shares
+
+        if not self.compute_is_taped or None in rooms or self.ctx.clock.watched or self.segment_time.wanted:
+            return render()
+        same = regions, gaussians, gaussians.bounds(self.ctx.kernels), *rooms
+        return self.taped.render(plan.views, same, degree, truths, render)
 
     @property
     def _reads_counts(self) -> bool:
@@ -201,7 +214,7 @@ class GaussianLevel(Strategy):
         """A picture that has been composited; once more, by exact counts, if any rank had too little room for it."""
         share = picture.share
         if share.room is not None:
-            share.passage.settle(returned=False)
+            share.passage.settle(share.passage.counted, returned=False)
             if not share.room.holds(share.passage.counts):
                 picture = self._begin_picture(share.camera, share.work, share.overflow, with_room=False)
                 self._depart([picture.share])
@@ -348,14 +361,15 @@ class GaussianLevel(Strategy):
         self._composite(shares)
         with self.ctx.clock("exchange_loss"):
             if halo is not None:
-                exchange_halo(self.comm, "exchange_loss", halo, [share.raster.colour for share in shares])
+                pictures = [share.raster.colour for share in shares]
+                exchange_halo(self.comm, "exchange_loss", halo, pictures, self.shared)
         for share in shares:
             camera, work, image = share.camera, share.work, share.raster.colour
             with self.ctx.clock("loss"), self.segment_time.stage(weight=2.0):
-                target, mask = self._truth(share)
+                target, mask = share.truth
                 reach: op.Halo = "exact" if whole else "none"
                 loss = op.l1_ssim(kernels, image, target, work, mask, share.tiles, reach, weight, window)
-                share.loss = loss.value.clone()
+                share.keep_loss(loss.value)
             with self.ctx.clock("raster_backward"), self.segment_time.stage():
                 gradients = op.raster_backward(
                     kernels, share.splats, share.bins, share.raster, camera, loss.gradient, work, self.background
@@ -380,12 +394,6 @@ class GaussianLevel(Strategy):
         # Segments follow one another in rank order: laid end to end they are the batch's list of tiles.
         limits = torch.cat(self.comm.gather("occlusion", torch.cat(mine), lengths=regions.lengths))
         self.occlusion.keep(views, limits.split([c.tiles for c in regions.cameras]))
-
-    def _truth(self, share: Share) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The view's photograph and mask."""
-        assert share.view is not None
-        whole = Rect.whole(share.camera)
-        return self.images.region(share.view, whole, self.device), self.images.mask(share.view, whole, self.device)
 
     def _update(self, shares: Sequence[Share], images_seen: int) -> None:
         """Move this rank's Gaussians by the gradients of its splats of every view. images_seen: with this step's.
@@ -436,5 +444,6 @@ class GaussianLevel(Strategy):
         """These Gaussians from here on: what was learnt of the sizes of views no longer holds."""
         self.gaussians = gaussians
         self.batch_rooms.clear()
+        self.taped.clear()
         if self.rooms is not None:
             self.rooms.clear()

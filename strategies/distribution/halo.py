@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from cuda_src.camera import TILE, Camera
-from strategies.distribution.communicator import Communicator
+from cuda_src.tape import act
+from cuda_src.workspace import Workspace
+from strategies.distribution.communicator import Communicator, Terms
 from strategies.distribution.regions import Regions, queued_copy
 
 SSIM_HALO = 10
@@ -159,15 +162,22 @@ def _interval(tiles: range, row: np.ndarray, camera: Camera) -> tuple[np.ndarray
     return left * TILE, np.minimum(right * TILE, camera.width)
 
 
-def exchange_halo(comm: Communicator, stage: str, halo: Halo, images: Sequence[torch.Tensor]) -> None:
+def exchange_halo(
+    comm: Communicator, stage: str, halo: Halo, images: Sequence[torch.Tensor], workspace: Workspace
+) -> None:
     """Write the other ranks' pixels into each image of a batch.
 
-    images: by view [H, W, 3] contiguous, this rank's pixels filled in; the halo is written in place.
+    images: by view [H, W, 3] contiguous, this rank's pixels filled in; the halo is written in place. workspace: holds
+    what crosses.
     """
-    placed = halo.placed(images[0].device)
+    placed, kind = halo.placed(images[0].device), images[0].dtype
     pixels = [image.view(-1, 3) for image in images]
-    parts = [pixels[part.view].index_select(0, part.pixels) for part in placed.gives]
-    send = parts[0] if len(parts) == 1 else torch.cat([pixels[0][:0], *parts])
-    received = comm.exchange(stage, send, placed.to, placed.back).wait()
+    gives, takes = (
+        workspace.take(f"halo.{side}", (sum(counts), 3), kind)
+        for side, counts in (("gives", placed.to), ("takes", placed.back))
+    )
+    for part in placed.gives:
+        act(partial(torch.index_select, pixels[part.view], 0, part.pixels, out=gives[part.rows]))
+    comm.exchange(stage, gives, placed.to, placed.back, terms=Terms(into=takes)).wait()
     for part in placed.takes:
-        pixels[part.view].index_copy_(0, part.pixels, received[part.rows])
+        act(partial(pixels[part.view].index_copy_, 0, part.pixels, takes[part.rows]))

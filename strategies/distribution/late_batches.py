@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from strategies.distribution.gaussian_exchange import Passage, Told
+from strategies.distribution.gaussian_exchange import Counted, Passage, Told
 from strategies.distribution.host_copies import HostCopy
 from strategies.distribution.passage_rooms import PassageRooms
 from strategies.distribution.regions import Regions
@@ -29,23 +29,23 @@ class LateBatch(QueuedStep):
         """flag: the overflow flag as it was behind the batch, [1]."""
         super().__init__(plan)
         self._regions, self._losses = regions, losses
-        self._passages: Sequence[Passage] = passages
+        self._passages: Sequence[tuple[Passage, Counted]] = [(passage, passage.counted) for passage in passages]
         self._flag, self._rooms = flag, rooms
 
     def overflowed(self) -> bool:
         return self._flag.read(bool)
 
     def learn(self) -> Callable[[], Outcome]:
-        self._rooms.learn(self.plan.views, self._regions, [passage.counts for passage in self._passages])
-        told = [passage.told for passage in self._passages]
+        self._rooms.learn(self.plan.views, self._regions, [counted.table for _, counted in self._passages])
+        told = [passage.told_by(counted) for passage, counted in self._passages]
         return partial(_outcome, told, self._losses)
 
     def blame(self) -> None:
-        self._rooms.grow(self.plan.views, self._regions, [passage.counts for passage in self._passages])
+        self._rooms.grow(self.plan.views, self._regions, [counted.table for _, counted in self._passages])
 
     def release(self) -> None:
-        for passage in self._passages:
-            passage.settle()
+        for passage, counted in self._passages:
+            passage.settle(counted)
         # Reports outlive their steps: what crossed, and memory that was since outgrown, would stay with them.
         self._passages = ()
 

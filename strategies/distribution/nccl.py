@@ -12,8 +12,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from cuda_src.tape import act
 from strategies.distribution.communicator import Communicator, PeerSilentError, Pending, Terms, Transfer
-from strategies.distribution.device_lane import DeviceLane, Tally
+from strategies.distribution.device_lane import DeviceLane, Mark, Tally
 from strategies.distribution.gloo import peers_named
 from strategies.distribution.host_group import HostGroup
 from strategies.distribution.nccl_peers import NcclPeers, Rows
@@ -62,10 +63,19 @@ class NcclCommunicator(Communicator):
         row = send[0].numel() * 8
         self.ledger.add(stage, self.rank, [row] * self.ranks, metadata=True, over_link=False)
         ones = [1] * self.ranks
-        return Pending(self, stage, self._between_hosts(stage, send.to(torch.int64), ones, ones))
+        return Pending(self, stage, lambda: self._between_hosts(stage, send.to(torch.int64), ones, ones))
 
     def mark(self) -> object | None:
-        return None if self._lane is None else self._lane.mark()
+        lane = self._lane
+        if lane is None:
+            return None
+        mark = Mark()
+
+        def made() -> None:
+            mark.event = lane.mark()
+
+        act(made)
+        return mark
 
     def settle(self) -> None:
         if self._lane is not None:
@@ -110,7 +120,7 @@ class NcclCommunicator(Communicator):
         lane = self._lane
         row = math.prod(send.shape[1:]) * send.element_size()
         sends, receives = self._rows(send, send_counts, row), self._rows(received, receive_counts, row)
-        after = terms.after if isinstance(terms.after, torch.cuda.Event) else None
+        after = terms.after.event if isinstance(terms.after, Mark) else None
         size = max(sum(n for *_, n in rows) for rows in (sends, receives))
         crossing = lane.begin(self._tally(stage), size, after)
         if sends or receives:

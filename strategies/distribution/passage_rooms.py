@@ -19,8 +19,8 @@ MOST_BATCHES = 4096
 """Whose rooms are kept: shuffled batches of several views seldom come again."""
 _FLAG_ROW = 1
 _ROWS_TOGETHER = 4
-"""Rows of gradients, 36 B each, whose end is a multiple of 16 B. Where a rank's rows begin elsewhere, NCCL copies them in
-smaller words, at half the rate."""
+"""Rows of gradients, 36 B each, that end at a multiple of 16 B. Where a rank's rows begin elsewhere, NCCL copies them
+in smaller words, at half the rate."""
 
 
 @dataclass(frozen=True)

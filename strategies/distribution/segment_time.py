@@ -17,14 +17,14 @@ class SegmentTime:
     """
 
     def __init__(self, comm: Communicator, wanted: bool = True) -> None:
-        self._comm, self._wanted = comm, wanted
+        self._comm, self.wanted = comm, wanted
         self._on_gpu = comm.device.type == "cuda"
         self._seconds = 0.0
         self._spans: list[tuple[float, torch.cuda.Event, torch.cuda.Event]] = []
 
     def stage(self, weight: float = 1.0) -> AbstractContextManager[None]:
         """Inside, nothing waits for other ranks."""
-        return self._measured(weight) if self._wanted else nullcontext()
+        return self._measured(weight) if self.wanted else nullcontext()
 
     @contextmanager
     def _measured(self, weight: float) -> Iterator[None]:

@@ -9,9 +9,11 @@ import torch
 
 from cuda_src import operators as op
 from cuda_src.camera import Camera
+from cuda_src.tape import act
 from cuda_src.workspace import Workspace
 from strategies.distribution.gaussian_exchange import Passage
 from strategies.distribution.passage_rooms import PassageRoom
+from strategies.distribution.regions import Regions
 
 
 @dataclass
@@ -20,7 +22,8 @@ class Share:
 
     view: its number, None for one without. degree: of the harmonics. tiles: this rank's, [k] int32, and owners: the
     rank of every tile, [tiles] int32, on the device. limit: greatest depth of each tile. room: of its passage; None
-    where the host reads counts. overflow: its flag. splats: that arrived. loss, 0-d, and cost, [k]: of its tiles.
+    where the host reads counts. overflow: its flag. truth: its photograph, [H, W, 3] uint8, and mask. splats: that
+    arrived. loss, 0-d, and cost, [k]: of its tiles.
     """
 
     view: int | None
@@ -32,9 +35,26 @@ class Share:
     work: Workspace
     room: PassageRoom | None
     overflow: torch.Tensor
+    truth: tuple[torch.Tensor, torch.Tensor | None] = field(init=False)
     passage: Passage = field(init=False)
     splats: op.Splats = field(init=False)
     bins: op.Bins = field(init=False)
     raster: op.Raster = field(init=False)
     loss: torch.Tensor = field(init=False)
     cost: Callable[[], torch.Tensor] = field(init=False)
+
+    def keep_loss(self, value: torch.Tensor) -> None:
+        """A copy, each time that a tape is played: reports outlive the memory that the value lies in."""
+
+        def copy() -> None:
+            self.loss = value.clone()
+
+        act(copy)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A view that is only rendered."""
+
+    regions: Regions
+    share: Share

@@ -21,6 +21,8 @@ from strategies.training.schedule import sh_degree
 class Grendel(GaussianLevel):
     """Gaussian-level exchange, the baseline of every claim."""
 
+    compute_is_taped = True
+
     def setup(self, ctx: Context, source: GaussianSource, images: ImageSource, options: Options) -> None:
         assert isinstance(options, GrendelOptions)
         super().setup(ctx, source, images, options)
@@ -38,7 +40,7 @@ class Grendel(GaussianLevel):
         for share in shares:
             share.passage.arrive()
             if share.room is not None:
-                share.passage.settle(returned=False)
+                share.passage.settle(share.passage.counted, returned=False)
         return trials_of(self.exchange, [share.passage for share in shares])
 
     def _halo(self, placed: PlacedRegions) -> Halo | None:

@@ -83,8 +83,13 @@ class Street:
         return None
 
 
-def no_clock(stage: str) -> AbstractContextManager[None]:
-    return nullcontext()
+class NoClock:
+    """Measures nothing."""
+
+    watched = False
+
+    def __call__(self, stage: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def visited(street: Street) -> tuple[Splaxel, torch.Tensor]:
@@ -96,7 +101,7 @@ def visited(street: Street) -> tuple[Splaxel, torch.Tensor]:
             world=World(comm.rank, comm.ranks, (comm.device,), comm.ranks),
             comm=comm,
             kernels=KernelSet("reference"),
-            clock=no_clock,
+            clock=NoClock(),
             training=Training(rate_scale=0.0, background=(0.75, 0.85, 1.0)),
             cameras=[CAMERA],
             batch=1,

@@ -99,7 +99,7 @@ class Splaxel(Strategy):
             pictures = [self._picture(sharing, c) for sharing, c in zip(sharings, composed, strict=True)]
         if self.options.compose == "owner":
             with clock("exchange_loss"):
-                exchange_halo(comm, "exchange_loss", halo_of(sharings, comm.ranks), pictures)
+                exchange_halo(comm, "exchange_loss", halo_of(sharings, comm.ranks), pictures, self._work(0, "shared"))
         upstream, losses = [], []
         for slot, (visit, sharing, picture, c) in enumerate(zip(visits, sharings, pictures, composed, strict=True)):
             with clock("loss"):

@@ -39,25 +39,27 @@ class Counted(Grendel):
         return super()._exactly(*given)
 
 
-def single_of(scene, batch: int) -> tuple[list[float], torch.Tensor]:
+def single_of(scene, batch: int, steps: int = STEPS, rate: float = 1.0) -> tuple[list[float], torch.Tensor]:
     """Losses and parameters by id."""
     single, order = Single(), ViewQueue(range(4), shuffle=False)
-    context = scene.context(KernelSet("portable"), Training(sh_every=2), batch)
+    context = scene.context(KernelSet("portable"), Training(sh_every=2, rate_scale=rate), batch)
     single.setup(context, scene.source, scene.images, SingleOptions())
-    losses = [single.step(order).loss.item() for _ in range(STEPS)]
+    losses = [single.step(order).loss.item() for _ in range(steps)]
     return losses, single.gaussians.parameters[single.gaussians.ids.argsort()]
 
 
-def train(make, scene, ranks: int, batch: int, spoil=lambda strategy, step: None, **options) -> SimpleNamespace:
+def train(
+    make, scene, ranks: int, batch: int, spoil=lambda strategy, step: None, steps: int = STEPS, rate=1.0, **options
+) -> SimpleNamespace:
     """Losses of the job, parameters by id, strategies by rank and ledgers. spoil: called before each step."""
     module = make("roomy")
 
     def rank_main(comm):
         strategy, order = Counted(), ViewQueue(range(4), shuffle=False)
-        context = scene.context(KernelSet("roomy"), Training(sh_every=2), batch, comm)
+        context = scene.context(KernelSet("roomy"), Training(sh_every=2, rate_scale=rate), batch, comm)
         strategy.setup(context, scene.source, scene.images, GrendelOptions(**options))
         reports = []
-        for step in range(STEPS):
+        for step in range(steps):
             spoil(strategy, step)
             reports.append(strategy.step(order))
         strategy.settle()
@@ -87,6 +89,45 @@ def test_batches_that_come_again_wait_for_nothing_and_train_as_single(kernels_wi
     assert [strategy.exact_steps for strategy in made.strategies] == [4 // batch] * ranks
     # Each rank projects four views with sizes that it reads, and every other one in a room.
     assert (made.module.exact, made.module.roomy) == (4 * ranks, (STEPS * batch - 4) * ranks)
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (2, 1), (3, 2)])
+def test_batches_that_come_again_are_played_from_tapes_until_something_of_them_changes(
+    kernels_with_rooms, make_scene, ranks, batch
+):
+    """Here the Gaussians, as when they move to new owners."""
+    steps, scene, before = 64 // batch, make_scene(), [0] * ranks
+
+    def spoil(strategy: Grendel, step: int) -> None:
+        if step == steps // 2:
+            before[strategy.comm.rank] = strategy.taped.played
+            strategy.settle()
+            strategy._own(strategy.gaussians.rows(torch.arange(strategy.gaussians.count).flip(0)))
+
+    made = train(kernels_with_rooms, scene, ranks, batch, spoil, steps, rate=0.1, balance="off")
+    assert_equal_to_single(made, single_of(scene, batch, steps, 0.1))
+    assert all(0 < before[strategy.comm.rank] < strategy.taped.played for strategy in made.strategies)
+
+
+def test_a_tape_goes_by_the_image_that_the_loss_compares_with(kernels_with_rooms, make_scene):
+    class Fresh:
+        """Images that lie elsewhere each time that they are asked for."""
+
+        def __init__(self, images) -> None:
+            self._images, self._held = images, []
+
+        def region(self, *given):
+            self._held.append(self._images.region(*given).clone())
+            return self._held[-1]
+
+        def mask(self, *given):
+            return None
+
+    scene = make_scene()
+    scene.images = Fresh(scene.images)
+    made = train(kernels_with_rooms, scene, 2, 1, steps=24, rate=0.1, balance="off")
+    assert_equal_to_single(made, single_of(scene, 1, 24, 0.1))
+    assert [strategy.taped.played for strategy in made.strategies] == [0, 0]
 
 
 @pytest.mark.parametrize("what", ["records", "splats", "instances"])
@@ -140,7 +181,7 @@ class Watched(Grendel):
 
     def _queued(self, *given):
         batch = super()._queued(*given)
-        self.passages += map(weakref.ref, batch._passages)
+        self.passages += (weakref.ref(passage) for passage, _ in batch._passages)
         return batch
 
 
@@ -154,6 +195,7 @@ def test_reports_keep_nothing_of_what_crossed(kernels_with_rooms, make_scene):
         strategy.setup(context, scene.source, scene.images, GrendelOptions(balance="off"))
         reports = [strategy.step(order) for _ in range(STEPS)]
         strategy.settle()
+        strategy.taped.clear()
         gc.collect()
         return len(strategy.passages), sum(p() is not None for p in strategy.passages), reports[-1].tile_instances
 

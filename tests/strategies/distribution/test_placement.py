@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cuda_src import layout
 from cuda_src.camera import Camera
 from cuda_src.operators import KernelSet
+from cuda_src.workspace import Workspace
 from strategies.distribution.communicator import Communicator, LocalCommunicator
 from strategies.distribution.halo import (
     SSIM_HALO,
@@ -142,7 +143,7 @@ def test_halo_brings_in_every_pixel_within_reach_and_no_other(ranks, by):
         images = [torch.where(m[..., None], t, torch.nan) for m, t in zip(mine, truth, strict=True)]
         of_pixels = halo_of_pixels(regions, comm.rank, ranks, len(cameras))
         halo = of_pixels if by == "pixels" else halo_of_regions(regions, comm.rank)
-        exchange_halo(comm, "exchange_loss", halo, images)
+        exchange_halo(comm, "exchange_loss", halo, images, Workspace())
         for image, own, whole in zip(images, mine, truth, strict=True):
             near = dilate(own, SSIM_HALO)
             assert torch.equal(image[near], whole[near])
