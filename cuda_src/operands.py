@@ -146,6 +146,19 @@ class Splats:
         return int(self.rows.shape[0])
 
 
+@dataclass
+class Pace:
+    """How far a step moves Gaussians. rates: [59] real, on the CPU, learning rate of each column at batch 1.
+    images_seen: by the job, the step's included.
+
+    Read when kernels are launched, also those of a tape that is played: so that one object, changed from step to step,
+    serves them all.
+    """
+
+    rates: torch.Tensor
+    images_seen: int
+
+
 @dataclass(frozen=True)
 class Seen:
     """One view of a step, as the optimizer is told of it. gradients: [V, GRADIENT] real, by the splats' records.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -14,7 +15,8 @@ from cuda_src.compiled.bindings import Launch, address, call, count
 from cuda_src.compiled.raster import as_real
 from cuda_src.compiled.seen import ALIGNMENT, PARTS, SeenSplats, SplatGradients
 from cuda_src.compiled.view import View, view_of
-from cuda_src.operators import BatchRule, KernelSet, MovedRows, Part, Seen
+from cuda_src.operators import BatchRule, KernelSet, MovedRows, Pace, Part, Seen
+from cuda_src.tape import act
 from cuda_src.workspace import Workspace
 
 
@@ -119,8 +121,7 @@ def project_backward_adam(
     views: Sequence[Seen],
     sh_degree: int,
     workspace: Workspace,
-    rates: torch.Tensor,
-    images_seen: int,
+    pace: Pace,
     beta1: float,
     beta2: float,
     epsilon: float,
@@ -148,7 +149,7 @@ def project_backward_adam(
     )  # fmt: skip
     key = "move", *given, *(each for view, own, rest in sights for each in (view, own.key, rest))
     move = workspace.kept(key, lambda: _Move(workspace, parameters.device, sights, *given))
-    move(Rule.of(images_seen, beta1, beta2, epsilon), rates.tolist(), part)
+    act(partial(move, pace, (beta1, beta2, epsilon), part))
 
 
 class _Move:
@@ -186,10 +187,10 @@ class _Move:
             "project_backward_adam", device, ctypes.byref(given), ctypes.byref(self._step), ctypes.byref(self._rates)
         )
 
-    def __call__(self, rule: Rule, rates: Sequence[float], part: Part) -> None:
+    def __call__(self, pace: Pace, rule: tuple[float, float, float], part: Part) -> None:
         # Kernels have their own copy of all of this as soon as they are launched.
-        self._step.rule, self._step.part = rule, PARTS[part]
-        self._rates[:] = [*rates]
+        self._step.rule, self._step.part = Rule.of(pace.images_seen, *rule), PARTS[part]
+        self._rates[:] = pace.rates.tolist()
         self._launch()
 
 

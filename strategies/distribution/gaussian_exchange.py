@@ -127,8 +127,8 @@ class Passage:
     `fits` and `depart`, which need all ranks' counts on the host unless there is a room; `arrive`, `give_back`;
     `proceed`, which needs counts where a codec leaves rows out; perhaps `collect_own`; `collect`. Between them comes
     whatever need not wait: that is what an exchange hides behind. With a room nothing waits, and `settle` follows once
-    the counts are there; what comes before `proceed` may then be played again from a tape, whatever was counted of the
-    time before. workspace: of the view, holds what is under way.
+    the counts are there; all of it may then be played again from a tape, whatever was counted of the time before.
+    workspace: of the view, holds what is under way.
     """
 
     def __init__(

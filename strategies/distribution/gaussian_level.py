@@ -126,32 +126,34 @@ class GaussianLevel(Strategy):
 
     def _train(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom | None]) -> list[Share]:
         """All views of a step, and the optimizer."""
-        shares = self._rendered(plan, regions, rooms)
-        self._update(shares, plan.images_seen + len(plan.views))
+        shares = self._done(plan, regions, rooms)
         with self.ctx.clock("rebalance"):
             self._learn(plan.views, regions, shares)
         return shares
 
-    def _rendered(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom | None]) -> list[Share]:
-        """All views of a step, up to the departure of their gradients."""
-        degree, gaussians = sh_degree(self.ctx.training, plan.images_seen), self.gaussians
+    def _done(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom | None]) -> list[Share]:
+        """From projection to the move of the Gaussians; a batch that comes again is played from its tape."""
+        degree, images_seen = sh_degree(self.ctx.training, plan.images_seen), plan.images_seen + len(plan.views)
         truths = []
         for view, whole in zip(plan.views, map(Rect.whole, regions.cameras), strict=True):
             truths.append((self.images.region(view, whole, self.device), self.images.mask(view, whole, self.device)))
 
-        def render() -> list[Share]:
+        def do() -> list[Share]:
             shares = self._embark(plan.views, regions, self.workspaces, degree, rooms)
             for share, truth in zip(shares, truths, strict=True):
                 share.truth = truth
-            halo = self._halo(self.placed.of(regions))
+            halo = self._halo(self.placed.of(regions))  # While the device projects.
             self._depart(shares)
             self._compute(shares, halo, plan)
+            self._update(shares, images_seen)
             return shares
 
-        if not self.compute_is_taped or None in rooms or self.ctx.clock.watched or self.segment_time.wanted:
-            return render()
-        same = regions, gaussians, gaussians.bounds(self.ctx.kernels), *rooms
-        return self.taped.render(plan.views, same, degree, truths, render)
+        plain = None in rooms or self.ctx.clock.watched or self.segment_time.wanted
+        if plain or not (self.compute_is_taped and self.optimizer.moves_own_first):
+            return do()
+        self.optimizer.pace(images_seen)
+        same = regions, self.gaussians, self.gaussians.bounds(self.ctx.kernels), *rooms
+        return self.taped.do(plan.views, same, degree, truths, do)
 
     @property
     def _reads_counts(self) -> bool:
@@ -249,10 +251,9 @@ class GaussianLevel(Strategy):
         return [self.gaussians.bytes + works + self.exchange.codec.bytes + self.placed.bytes]
 
     def statistics(self) -> dict[str, float]:
-        exchange = self.exchange
-        counts = torch.tensor([exchange.zeros, exchange.records], dtype=torch.float64)
+        counts = torch.tensor([self.exchange.zeros, self.exchange.records], dtype=torch.float64)
         zeros, records = self.comm.reduce("statistics", counts).tolist()
-        exchange.clear()
+        self.exchange.clear()
         return {"zero_gradient_share": zeros / records} if records else {}
 
     def _embark(

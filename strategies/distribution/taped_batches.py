@@ -1,4 +1,4 @@
-"""Batches of views from projection to the departure of their gradients, played from a tape when they come again."""
+"""Batches of views from projection to the move of the Gaussians, played from a tape when they come again."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class TapedBatches:
         self.played = 0
         """Batches so far."""
 
-    def render(
+    def do(
         self,
         views: tuple[int, ...],
         same: tuple[object, ...],
         degree: int,
         truths: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
-        render: Callable[[], list[Share]],
+        do: Callable[[], list[Share]],
     ) -> list[Share]:
-        """What `render` returns for the batch, or did at its last visit, with all that it did done again.
+        """What `do` returns for the batch, or did at its last visit, with all that it did done again.
 
         same: objects by whose identity it is told whether that would be the same. degree: of the harmonics. truths:
-        images and masks as `render` has them now, which a tape finds by address.
+        images and masks as `do` has them now, which a tape finds by address.
         """
         numbers = degree, *(0 if image is None else image.data_ptr() for truth in truths for image in truth)
         if self._moved() != self._moves:  # Tapes of other batches would keep outgrown memory.
@@ -62,7 +62,7 @@ class TapedBatches:
             return known.shares
         tape = Tape()
         with tape.recording():
-            shares = render()
+            shares = do()
         if self._moved() == self._moves:
             if len(self._taped) >= MOST_TAPED:
                 self._taped.clear()

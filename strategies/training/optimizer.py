@@ -10,6 +10,7 @@ from cuda_src.exchange import take_records
 from cuda_src.layout import PARAMETERS, RECORD_DEPTH
 from cuda_src.operators import (
     KernelSet,
+    Pace,
     Part,
     Seen,
     Splats,
@@ -54,7 +55,7 @@ class RowAdam:
         self._degree = 0
         self._rows: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
-        self._rates_at: tuple[int, torch.Tensor] | None = None
+        self._pace = Pace(column_rates(training, extent, 0), 0)
 
     def add(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
         """One view's gradients, [V, 59], of distinct rows [V]; kept by reference until `step`."""
@@ -117,7 +118,7 @@ class RowAdam:
             return
         training = self._training
         rules = training.beta1, training.beta2, training.epsilon
-        rates = self._rates(images_seen)
+        rates = self.pace(images_seen).rates
         rows, gradients, views = self._merged(gaussians.count)
         batch = len(self._rows)
         if training.batch_rule == "batch":
@@ -140,8 +141,7 @@ class RowAdam:
             self._seen,
             self._degree,
             self._workspace,
-            self._rates(images_seen),
-            images_seen,
+            self.pace(images_seen),
             training.beta1,
             training.beta2,
             training.epsilon,
@@ -151,12 +151,12 @@ class RowAdam:
             part=part,
         )
 
-    def _rates(self, images_seen: int) -> torch.Tensor:
-        """Both parts of a step ask for the same."""
-        known = self._rates_at
-        if known is None or known[0] != images_seen:
-            known = self._rates_at = images_seen, column_rates(self._training, self._extent, images_seen)
-        return known[1]
+    def pace(self, images_seen: int) -> Pace:
+        """The one of this optimizer, as it is at a step; that of a step on a tape is asked for before it is played."""
+        pace = self._pace
+        if pace.images_seen != images_seen:
+            pace.rates, pace.images_seen = column_rates(self._training, self._extent, images_seen), images_seen
+        return pace
 
     def _merged(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Distinct rows, their summed gradients and the number of views each averages over."""

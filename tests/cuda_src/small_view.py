@@ -86,7 +86,7 @@ def with_rooms(
         partial = op.raster_backward(kernels, own, lists, raster, camera, raster.colour, work)
         moved = [table.clone() for table in (parameters, parameters, parameters)]
         rates = torch.full((layout.PARAMETERS,), 1e-4)
-        op.project_backward_adam(kernels, *moved, [op.Seen(own, camera, partial)], 3, work, rates, 1)
+        op.project_backward_adam(kernels, *moved, [op.Seen(own, camera, partial)], 3, work, op.Pace(rates, 1))
         if room.overflow:
             assert torch.equal(moved[0], parameters)
 
@@ -106,7 +106,7 @@ def move(splats: op.Splats, camera: Camera, kernels: op.KernelSet, tables: Seque
     rates = torch.full((layout.PARAMETERS,), 1e-4)
     for step in (views[:1], views):
         for rows in ("visible", "touched", "dense"):
-            op.project_backward_adam(kernels, *tables, step, 3, Workspace(device), rates, 1, rows=rows)
+            op.project_backward_adam(kernels, *tables, step, 3, Workspace(device), op.Pace(rates, 1), rows=rows)
 
 
 def tables(count: int, splats: op.Splats, camera: Camera, kernels: op.KernelSet, parameters: torch.Tensor) -> None:

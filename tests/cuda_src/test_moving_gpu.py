@@ -102,7 +102,7 @@ def in_turn(
 
 def at_once(kernels: KernelSet, tables: list[torch.Tensor], views: Sequence[Seen], degree: int, rates, **rules) -> None:
     work = Workspace(tables[0].device)
-    op.project_backward_adam(kernels, *tables, views, degree, work, rates, IMAGES_SEEN, **rules)
+    op.project_backward_adam(kernels, *tables, views, degree, work, op.Pace(rates, IMAGES_SEEN), **rules)
 
 
 def assert_moves_agree(parity, kernels, model: Model, views: Sequence[Seen], degree: int = 3, **rules) -> None:
@@ -200,7 +200,7 @@ def test_what_no_other_rank_has_a_share_of_moves_first_and_the_rest_as_it_would_
         waits[seen.splats.rows[(seen.ranks & seen.others) != 0] // 32] = True
     waits = waits.repeat_interleave(32)[: len(model.ids)]
     whole, parts, work = model.tables(), model.tables(), Workspace(device)
-    given = views, 3, work, model.rates, IMAGES_SEEN
+    given = views, 3, work, op.Pace(model.rates, IMAGES_SEEN)
     op.project_backward_adam(kernels, *whole, *given, rows=rows)
     op.project_backward_adam(kernels, *parts, *given, rows=rows, part="own")
     for table, all_moved, before in zip(parts, whole, model.tables(), strict=True):
@@ -342,7 +342,7 @@ def test_the_second_step_allocates_nothing(parity, kernels, device):
     tables = model.tables()
 
     def step() -> None:
-        op.project_backward_adam(kernels, *tables, views, 3, work, model.rates, IMAGES_SEEN)
+        op.project_backward_adam(kernels, *tables, views, 3, work, op.Pace(model.rates, IMAGES_SEEN))
 
     step()
     held = torch.cuda.memory_stats(device)["allocation.all.allocated"]

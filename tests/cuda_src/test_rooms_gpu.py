@@ -127,16 +127,16 @@ def test_too_little_room_sets_the_flag_stays_within_memory_and_moves_nothing(
     tables.append(tables[1].clone())
     before = [table.clone() for table in tables]
     rates = torch.full((layout.PARAMETERS,), 1e-2)
-    op.project_backward_adam(kernels, *tables, [op.Seen(own, view.camera, partial)], 3, work, rates, 1)
+    op.project_backward_adam(kernels, *tables, [op.Seen(own, view.camera, partial)], 3, work, op.Pace(rates, 1))
     assert all(torch.equal(a, b) for a, b in zip(tables, before, strict=True))
 
     enough = Room(splats.count, bins.instances, overflow)
     again, _ = listed(kernels, view, device, work, enough)
     assert int(overflow) == 1, "only who looked at the flag clears it"
-    op.project_backward_adam(kernels, *tables, [op.Seen(again, view.camera, partial)], 3, work, rates, 1)
+    op.project_backward_adam(kernels, *tables, [op.Seen(again, view.camera, partial)], 3, work, op.Pace(rates, 1))
     assert torch.equal(tables[0], before[0])
     overflow.zero_()
-    op.project_backward_adam(kernels, *tables, [op.Seen(again, view.camera, partial)], 3, work, rates, 1)
+    op.project_backward_adam(kernels, *tables, [op.Seen(again, view.camera, partial)], 3, work, op.Pace(rates, 1))
     assert not torch.equal(tables[0], before[0])
 
 
@@ -178,7 +178,7 @@ def test_splats_whose_colour_is_not_finite_are_counted_and_never_listed_nor_move
     tables.append(tables[1].clone())
     gradients = torch.ones(own.count, layout.GRADIENT_STRIDE, device=device)[:, : layout.GRADIENT]
     rates = torch.full((layout.PARAMETERS,), 1e-2)
-    op.project_backward_adam(kernels, *tables, [op.Seen(own, view.camera, gradients)], 3, work, rates, 1)
+    op.project_backward_adam(kernels, *tables, [op.Seen(own, view.camera, gradients)], 3, work, op.Pace(rates, 1))
     assert (tables[1][bad.to(device)] == 1).all()
     assert (tables[1][exact.rows] != 1).any(dim=1).all()
 

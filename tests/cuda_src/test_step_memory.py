@@ -102,7 +102,7 @@ class Steps:
         partial = op.raster_backward(kernels, seen, bins, picture, CAMERA, loss.gradient, work, background)
         rates = torch.zeros(layout.PARAMETERS)
         of_view = [Seen(seen, CAMERA, partial)]
-        op.project_backward_adam(kernels, *self.tables, of_view, 3, self.shared, rates, 1, bounds=self.bounds)
+        op.project_backward_adam(kernels, *self.tables, of_view, 3, self.shared, op.Pace(rates, 1), bounds=self.bounds)
         return picture
 
     @property

@@ -182,6 +182,7 @@ class WithRooms:
     def __init__(self) -> None:
         self.exact = self.roomy = 0
         self.project, self.bin_splats = on_tapes(self._project), on_tapes(self._bin_splats)
+        self.project_backward_adam = on_tapes(self._project_backward_adam)
 
     def __getattr__(self, name: str):
         operator = getattr(portable, name)
@@ -226,9 +227,9 @@ class WithRooms:
             needed=needed,
         )
 
-    def project_backward_adam(
-        self, kernels, parameters, moment1, moment2, views, sh_degree, workspace, rates, images_seen, beta1, beta2,
-        epsilon, rows, batch_rule, bounds, part,
+    def _project_backward_adam(
+        self, kernels, parameters, moment1, moment2, views, sh_degree, workspace, pace, beta1, beta2, epsilon, rows,
+        batch_rule, bounds, part,
     ) -> None:  # fmt: skip
         """Of the visible rows, averaged over the views that see them."""
         assert (rows, batch_rule, bounds) == ("visible", "rows", None)
@@ -250,8 +251,8 @@ class WithRooms:
         if part != "all":
             moved = moved[waits[moved] == (part == "rest")]
         portable.adam_rows(
-            kernels, parameters, moment1, moment2, moved, summed[moved], times[moved], rates.float(), images_seen,
-            beta1, beta2, epsilon,
+            kernels, parameters, moment1, moment2, moved, summed[moved], times[moved], pace.rates.float(),
+            pace.images_seen, beta1, beta2, epsilon,
         )  # fmt: skip
 
     @staticmethod

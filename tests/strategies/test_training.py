@@ -121,11 +121,11 @@ class MovesAtOnce(ModuleType):
         self.steps: list[dict] = []
 
     def project_backward_adam(
-        self, kernels, parameters, moment1, moment2, views, sh_degree, workspace, rates, images_seen, *rules
+        self, kernels, parameters, moment1, moment2, views, sh_degree, workspace, pace, *rules
     ) -> None:
         self.steps.append(
-            {"tables": (parameters, moment1, moment2), "views": list(views), "degree": sh_degree, "rates": rates,
-             "images_seen": images_seen, "rules": rules}
+            {"tables": (parameters, moment1, moment2), "views": list(views), "degree": sh_degree, "rates": pace.rates,
+             "images_seen": pace.images_seen, "rules": rules}
         )  # fmt: skip
 
 

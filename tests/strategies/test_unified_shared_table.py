@@ -48,7 +48,7 @@ def shared_tables(monkeypatch):
 
     def move(kernels, *given):
         """Rows that a view sees, whatever else the tables hold."""
-        *tables, views, degree, work, rates, images, beta1, beta2, epsilon, rows, _, bounds, part = given
+        *tables, views, degree, work, pace, beta1, beta2, epsilon, rows, _, bounds, part = given
         assert rows != "dense", "this operator would move rows of other places"
         assert part == "all"
         every = torch.unique(torch.cat([seen.splats.rows for seen in views]))
@@ -61,7 +61,9 @@ def shared_tables(monkeypatch):
             seen_by[at] += 1
         kept = total.any(dim=1) | (rows != "touched")
         every, total, seen_by = every[kept], total[kept], seen_by[kept]
-        reference.adam_rows(kernels, *tables, every, total, seen_by, rates.double(), images, beta1, beta2, epsilon)
+        reference.adam_rows(
+            kernels, *tables, every, total, seen_by, pace.rates.double(), pace.images_seen, beta1, beta2, epsilon
+        )
         reference.widen_groups(kernels, tables[0], every, bounds)
 
     def lay_out(options, count, devices, kernels, batch):
