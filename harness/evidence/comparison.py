@@ -95,7 +95,7 @@ def judge_pair(
         reason = "the workloads (cameras, images, Gaussians) differ"
         return [Pair(a, b, Judgement(Verdict.no_data, reason), axis=axis, by=by)]
     # Along an axis counts are meant to differ.
-    counts = changes(a.ok[0], b.ok[0], same_environment=True) if axis is None else []
+    counts = changes(a.ok[0], b.ok[0], same_environment=True, repeats=a.ok[1:]) if axis is None else []
     found: list[Pair] = []
     for metric, stage in time_metrics(a, b):
         judgement = _judged(a, b, metric, stage)

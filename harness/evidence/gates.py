@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.evidence.measured import value_of
@@ -56,9 +57,12 @@ class OtherBits:
         return f"Gaussians are not equal to the last bit (hash {self.base[:12]} → {self.new[:12]})"
 
 
-def changes(base: Record, new: Record, same_environment: bool) -> list[Change | OtherBits]:
+def changes(
+    base: Record, new: Record, same_environment: bool, repeats: Sequence[Record] = ()
+) -> list[Change | OtherBits]:
     """The counts of `new` that are not those of `base`, in the order in which this file names them.
 
+    repeats: further ones of `base`: a count in which they differ among themselves may be anything that they span.
     A stage that moved nothing before counts as zero bytes; other counts that only `new` has are no change: the older
     version did not take them.
     """
@@ -73,15 +77,19 @@ def changes(base: Record, new: Record, same_environment: bool) -> list[Change | 
         old, now = value_of(base, metric), value_of(new, metric)
         if old is not None:
             found.append((Change(metric, None, old, now), _tolerance(metric, old, same_environment, same_sums)))
-    told: list[Change | OtherBits] = [change for change, tolerance in found if not _within(change, tolerance)]
+    told: list[Change | OtherBits] = [one for one, tolerance in found if not _within(one, tolerance, repeats)]
     hashes = [record.result.gaussians_hash if record.result else None for record in (base, new)]
     if same_environment and hashes[0] and hashes[1] and hashes[0] != hashes[1]:
         told.append(OtherBits(hashes[0], hashes[1]))
     return told
 
 
-def _within(change: Change, tolerance: float) -> bool:
-    return change.base is not None and change.new is not None and abs(change.new - change.base) <= tolerance
+def _within(change: Change, tolerance: float, repeats: Sequence[Record]) -> bool:
+    if change.base is None or change.new is None:
+        return False
+    others = (value_of(record, change.metric, change.stage) for record in repeats)
+    bases = [change.base, *(value for value in others if value is not None)]
+    return min(bases) - tolerance <= change.new <= max(bases) + tolerance
 
 
 def _tolerance(metric: str, value: float, here: bool, same_sums: bool) -> float:

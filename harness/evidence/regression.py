@@ -85,7 +85,8 @@ def _state(
     if before.workload != after.workload:
         return State.changed, ["the workload (cameras, images, Gaussians) is another"]
     here = before.key[1] == after.key[1]
-    reasons = [str(change) for change in changes(before.ok[0], after.ok[0], same_environment=here)]
+    first, *repeats = before.ok
+    reasons = [str(change) for change in changes(first, after.ok[0], same_environment=here, repeats=repeats)]
     if reasons:
         slow = [time.reason] if time is not None and time.verdict is Verdict.slower else []
         return State.changed, reasons + slow

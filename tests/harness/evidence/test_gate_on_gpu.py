@@ -32,7 +32,7 @@ defaults:
   scene: {city: anchor_aerial, gaussians: 1e6, views: 19}
   size: [1920, 1080]
   repeats: REPEATS
-  stop: {noise: 0.01, min_passes: 10, max_seconds: 5}
+  stop: {noise: 1, min_passes: 60, max_seconds: 60}
 cases: [{name: single, strategy: single}]
 """
 BASE_REPEATS = 5

@@ -36,6 +36,19 @@ def test_every_count_is_a_gate_that_names_what_changed(folder, counts, named):
     assert str(change) == named
 
 
+def test_a_count_in_which_repeats_of_the_base_differ_may_be_what_they_span(folder):
+    sides = {name: folder(name) for name in ("base", "other", "between", "beyond")}
+    for side, launches in zip(sides.values(), (7.80, 7.90, 7.85, 8.85), strict=True):
+        side.cell(counts={"kernel_launches": launches})
+    base, other, between, beyond = (read([side.path])[0].first for side in sides.values())
+    assert [str(change) for change in changes(base, between, same_environment=True)] == [
+        "kernel_launches 7.8 → 7.85 (+0.6 %)"
+    ]
+    assert changes(base, between, same_environment=True, repeats=[other]) == []
+    (change,) = changes(base, beyond, same_environment=True, repeats=[other])
+    assert str(change) == "kernel_launches 7.8 → 8.85 (+13 %)"
+
+
 def test_equal_records_change_nothing(folder):
     assert changes(*both(folder), same_environment=True) == []
 
