@@ -54,7 +54,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Picture:
-    """A view that is only rendered."""
+    """A view that is only rendered. key: of its tapes; None where it is done without."""
 
     regions: Regions
     share: Share
+    key: tuple[int | None, int] | None = None

@@ -224,7 +224,7 @@ def test_gaussians_whose_ids_compiled_records_have_no_room_for_are_refused(scene
     largest = 2**31 + scene.source.count - 2
     with pytest.raises(ValueError, match=f"Gaussian id {largest}: .* ids from 0 to 2147483647"):
         strategy.load(SimpleNamespace(count=len(saved[0].ids), shards=lambda: iter(saved)))
-    monkeypatch.setattr("strategies.distribution.gaussian_level.owned_ids", lambda *of: torch.tensor([0, 2**31]))
+    monkeypatch.setattr("strategies.distribution.gaussian_pictures.owned_ids", lambda *of: torch.tensor([0, 2**31]))
     with pytest.raises(ValueError, match=r"Gaussian id 2147483648: .* ids from 0 to 2147483647"):
         grendel(scene, LocalCommunicator(), compiled)
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from cuda_src import layout
 from cuda_src.operators import KernelSet
 from strategies.distribution.passage_rooms import PassageRooms
 from strategies.distribution.virtual import VirtualWorld
@@ -291,6 +292,31 @@ def test_pictures_of_views_seen_before_wait_for_no_counts_and_are_those_of_singl
     for comm in comms:
         assert all(int(n) % (3 * 44) == 0 for n in comm.ledger.payload["exchange_forward"].flatten())
         assert "exchange_backward" not in comm.ledger.payload
+
+
+@pytest.mark.parametrize("views", [[0, 1, 2, 3], [2, 2, 2], [1, 3, 1, 3, 3]])
+def test_pictures_are_played_from_tapes_also_of_one_view_again_and_again(kernels_with_rooms, make_scene, views):
+    """Gaussians move between two visits: a tape that missed something would give the picture of before."""
+    kernels_with_rooms("roomy")
+    scene, visits = make_scene(), 12
+
+    def rank_main(comm):
+        strategy = Counted()
+        context = scene.context(KernelSet("roomy"), Training(sh_every=0), 1, comm)
+        strategy.setup(context, scene.source, scene.images, GrendelOptions(balance="off"))
+        given = []
+        for visit in range(visits):
+            if visit == visits - 1:
+                strategy.gaussians.parameters[:, layout.SH_DC] *= 0.5
+            given = [p if p is None else p.clone() for p in strategy.pictures([scene.cameras[view] for view in views])]
+        return given, strategy.taped.played
+
+    (given, played), (_, others) = VirtualWorld(2).run(rank_main)
+    assert min(played, others) > 3 * len(views)
+    scene.source.parameters[:, layout.SH_DC] *= 0.5
+    expected = expected_pictures(scene)
+    for view, picture in zip(views, given, strict=True):
+        assert torch.allclose(picture, expected[view], atol=1e-5)
 
 
 def test_a_picture_with_too_little_room_on_one_rank_is_drawn_again_before_it_is_given(kernels_with_rooms, make_scene):
