@@ -251,14 +251,20 @@ def test_exchanges_by_themselves_are_those_of_a_step_with_rooms_and_training_goe
     assert [strategy.exact_steps for strategy in made.strategies] == [4] * 2
 
 
+def set_up(scene, comm) -> Counted:
+    """For pictures."""
+    strategy = Counted()
+    context = scene.context(KernelSet("roomy"), Training(sh_every=0), 1, comm)
+    strategy.setup(context, scene.source, scene.images, GrendelOptions(balance="off"))
+    return strategy
+
+
 def drawn(make, scene, ranks: int, visits: int, spoil=lambda strategy, visit: None):
     """By visit, the pictures that rank 0 gives of all cameras, in order; the strategies and ledgers by rank."""
     make("roomy")
 
     def rank_main(comm):
-        strategy = Counted()
-        context = scene.context(KernelSet("roomy"), Training(sh_every=0), 1, comm)
-        strategy.setup(context, scene.source, scene.images, GrendelOptions(balance="off"))
+        strategy = set_up(scene, comm)
         given = []
         for visit in range(visits):
             spoil(strategy, visit)
@@ -301,9 +307,7 @@ def test_pictures_are_played_from_tapes_also_of_one_view_again_and_again(kernels
     scene, visits = make_scene(), 12
 
     def rank_main(comm):
-        strategy = Counted()
-        context = scene.context(KernelSet("roomy"), Training(sh_every=0), 1, comm)
-        strategy.setup(context, scene.source, scene.images, GrendelOptions(balance="off"))
+        strategy = set_up(scene, comm)
         given = []
         for visit in range(visits):
             if visit == visits - 1:
