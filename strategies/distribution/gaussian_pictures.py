@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle
+from typing import TypeVar
 
 import torch
 
@@ -30,6 +31,8 @@ from strategies.info import Options
 from strategies.training.occlusion import OcclusionHistory
 from strategies.training.rooms import Rooms
 from strategies.training.schedule import sh_degree
+
+Made = TypeVar("Made")
 
 
 class GaussianPictures(Strategy):
@@ -85,17 +88,24 @@ class GaussianPictures(Strategy):
         self.settle()
         places = cycle(zip((self.shared, self.workspaces[0]), self.picture_flags, strict=True))
         begun: Picture | None = None
+
+        def composite(picture: Picture) -> None:
+            self._composite([picture.share])
+
+        def depart(picture: Picture) -> None:
+            self._depart([picture.share])
+
         try:
             for camera in cameras:
                 following = self._begin_picture(camera, *next(places))
                 if begun is not None:
-                    self._go_on("composite", begun, self._composite)
-                self._go_on("depart", following, self._depart)
+                    self._go_on("composite", begun, composite)
+                self._go_on("depart", following, depart)
                 done, begun = begun, following
                 if done is not None:
                     yield self._finished(done)
             if begun is not None:
-                self._go_on("composite", begun, self._composite)
+                self._go_on("composite", begun, composite)
                 done, begun = begun, None
                 yield self._finished(done)
         finally:
@@ -120,12 +130,11 @@ class GaussianPictures(Strategy):
         key = view, int(flag is self.picture_flags[1])
         return Picture(regions, self.taped.do(("begin", *key), same, (degree,), begin), key)
 
-    def _go_on(self, how: str, picture: Picture, do: Callable[[Sequence[Share]], None]) -> None:
+    def _go_on(self, how: str, picture: Picture, do: Callable[[Picture], Made]) -> Made:
         """The next thing to do for a picture, from its tape if it began from one."""
         if picture.key is None:
-            do([picture.share])
-        else:
-            self.taped.do((how, *picture.key), (picture.share,), (), lambda: do([picture.share]))
+            return do(picture)
+        return self.taped.do((how, *picture.key), (picture.share,), (), lambda: do(picture))
 
     @property
     def _tapes(self) -> bool:
@@ -139,15 +148,19 @@ class GaussianPictures(Strategy):
             share.passage.settle(share.passage.counted, returned=False)
             if not share.room.holds(share.passage.counts):
                 picture = self._begin_picture(share.camera, share.work, share.overflow, with_room=False)
-                self._depart([picture.share])
-                self._composite([picture.share])
-        regions, share = picture.regions, picture.share
+                share = picture.share
+                self._depart([share])
+                self._composite([share])
         if share.view is not None:
-            self._learn_rooms([share.view], regions, [share])
-            self.balance.learn_work([share.view], regions, [share.cost])
+            self._learn_rooms([share.view], picture.regions, [share])
+            self.balance.learn_work([share.view], picture.regions, [share.cost])
         self.segment_time.take()  # A forward alone is not what a step's seconds are compared with.
-        whole = gather_image(self.comm, regions, share.raster.colour)
+        whole = self._go_on("gather", picture, self._gather)
         return None if whole is None else whole.clamp(0, 1)
+
+    def _gather(self, picture: Picture) -> torch.Tensor | None:
+        share = picture.share
+        return gather_image(self.comm, picture.regions, share.raster.colour, share.work)
 
     @property
     def images_seen(self) -> int:

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from strategies.distribution.communicator import Communicator
+from cuda_src.tape import act
+from cuda_src.workspace import Workspace
+from strategies.distribution.communicator import Communicator, Terms
 from strategies.distribution.regions import Regions
 
 
-def gather_image(comm: Communicator, regions: Regions, image: torch.Tensor) -> torch.Tensor | None:
-    """The whole image of a batch of one on rank 0: every rank sends the pixels of its own tiles there."""
+def gather_image(
+    comm: Communicator, regions: Regions, image: torch.Tensor, workspace: Workspace
+) -> torch.Tensor | None:
+    """The whole image of a batch of one on rank 0: every rank sends the pixels of its own tiles there.
+
+    workspace: holds what crosses.
+    """
     rank, ranks = comm.rank, comm.ranks
-    parts = [regions.rectangles(r, 0) for r in range(ranks)]
-    sizes = [sum((p.y1 - p.y0) * (p.x1 - p.x0) for p in of_rank) for of_rank in parts]
-    own = [image[p.y0 : p.y1, p.x0 : p.x1].reshape(-1, 3) for p in parts[rank] if rank != 0]
-    send = torch.cat([image.new_empty((0, 3)), *own])
-    received = comm.exchange(
-        "render", send, [len(send), *[0] * (ranks - 1)], [0, *sizes[1:]] if rank == 0 else [0] * ranks
-    ).wait()
+    places = [[image[p.y0 : p.y1, p.x0 : p.x1] for p in regions.rectangles(r, 0)] for r in range(ranks)]
+    sizes = [sum(place.shape[0] * place.shape[1] for place in of_rank) for of_rank in places]
+    to, back = [0] * ranks, [0] * ranks
+    if rank == 0:
+        back[1:] = sizes[1:]
+    else:
+        to[0] = sizes[rank]
+    sent, received = (
+        workspace.take(f"gathered.{side}", (sum(counts), 3), image.dtype)
+        for side, counts in (("sent", to), ("received", back))
+    )
+    for place, rows in _laid_out(places[rank] if rank else [], sent):
+        act(partial(rows.copy_, place))
+    comm.exchange("render", sent, to, back, terms=Terms(into=received)).wait()
     if rank != 0:
         return None
-    for of_rank, rows in zip(parts[1:], received.split(sizes[1:]), strict=True):
-        pixels = rows.split([(p.y1 - p.y0) * (p.x1 - p.x0) for p in of_rank])
-        for p, part in zip(of_rank, pixels, strict=True):
-            image[p.y0 : p.y1, p.x0 : p.x1] = part.view(p.y1 - p.y0, p.x1 - p.x0, 3)
+    for place, rows in _laid_out([place for of_rank in places[1:] for place in of_rank], received):
+        act(partial(place.copy_, rows))
     return image
+
+
+def _laid_out(places: list[torch.Tensor], rows: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each place in an image, [h, w, 3], beside its share of the rows, which follow one another."""
+    parts = rows.split([place.shape[0] * place.shape[1] for place in places])
+    return [(place, part.view(place.shape)) for place, part in zip(places, parts, strict=True)]
