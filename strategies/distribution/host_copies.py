@@ -16,7 +16,7 @@ _MOST_SHAPES = 64
 
 
 class HostCopies:
-    """Pinned memory that tensors of a device are copied into, and an event each, used again once `read` is over."""
+    """Pinned memory that tensors of one device are copied into, and an event each, used again once `read` is over."""
 
     def __init__(self) -> None:
         # By elements, rounded up to a power of two: some sizes are others at every step.

@@ -86,8 +86,9 @@ class NcclCommunicator(Communicator):
     def close(self) -> None:
         """End the threads; collective calls must be over."""
         self._host.close()
-        if self._lane is not None and self._peers is not None:
+        if self._lane is not None:
             self._lane.close()
+        if self._peers is not None:
             self._peers.close()
 
     def last_exchanges(self) -> list[dict[str, str | int]]:
@@ -221,7 +222,7 @@ def connect(timeout: float, pace: float | None = None) -> NcclCommunicator:
     """
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
-    # The default group is for other libraries, such as a peer's.
+    # The default group is for other libraries, as a peer's, and for the all-to-all that exchanges are compared with.
     limit = timedelta(seconds=timeout + BACKSTOP_SECONDS)
     dist.init_process_group("nccl", timeout=limit, device_id=device)
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))

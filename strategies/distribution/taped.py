@@ -14,7 +14,7 @@ from cuda_src.workspace import Workspace
 Made = TypeVar("Made")
 
 MOST_TAPED = 4096
-"""Tapes that are kept, some 50 KB each."""
+"""Tapes that are kept before all are forgotten."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,6 @@ class Taped:
         self._workspaces = workspaces
         self._recorded: dict[Hashable, _Recorded] = {}
         self._moves = self._moved()
-        self.played = 0
-        """Tapes so far."""
 
     def do(self, what: Hashable, same: tuple[object, ...], numbers: tuple[int, ...], do: Callable[[], Made]) -> Made:
         """What `do` returns, or returned when it was done last, with all that it did by `act` done again.
@@ -51,7 +49,6 @@ class Taped:
         known = self._recorded.get(what)
         if known is not None and known.goes_by(same, numbers):
             known.tape.play()
-            self.played += 1
             made: Made = known.made
             return made
         tape = Tape()

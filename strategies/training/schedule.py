@@ -7,6 +7,11 @@ import torch
 from cuda_src import layout
 from strategies.training.config import Training
 
+_GROUPS = tuple(layout.PARAMETER_GROUPS)
+_GROUP_OF_COLUMN = torch.empty(layout.PARAMETERS, dtype=torch.int64)
+for _number, _columns in enumerate(layout.PARAMETER_GROUPS.values()):
+    _GROUP_OF_COLUMN[_columns] = _number
+
 
 def sh_degree(training: Training, images_seen: int) -> int:
     """Active degree of the spherical harmonics: grows by one every `sh_every` images (Kerbl et al. 2023)."""
@@ -25,19 +30,14 @@ def mean_rate(training: Training, extent: float, images_seen: int) -> float:
 
 def column_rates(training: Training, extent: float, images_seen: int) -> torch.Tensor:
     """Learning rate of each parameter column at batch 1, [59] float64 on the CPU."""
-    by_group = (
-        mean_rate(training, extent, images_seen),
-        training.log_scale_rate,
-        training.quaternion_rate,
-        training.opacity_rate,
-        training.sh_dc_rate,
-        training.sh_rest_rate,
-    )
-    # A step of a small scene takes little longer than to write 59 numbers one by one.
-    return torch.tensor(by_group, dtype=torch.float64).mul_(training.rate_scale).index_select(0, _GROUP_OF_COLUMN)
-
-
-_GROUPS = ("mean", "log_scale", "quaternion", "opacity", "sh_dc", "sh_rest")
-_GROUP_OF_COLUMN = torch.empty(layout.PARAMETERS, dtype=torch.int64)
-for _group, _columns in layout.PARAMETER_GROUPS.items():
-    _GROUP_OF_COLUMN[_columns] = _GROUPS.index(_group)
+    by_group = {
+        "mean": mean_rate(training, extent, images_seen),
+        "log_scale": training.log_scale_rate,
+        "quaternion": training.quaternion_rate,
+        "opacity": training.opacity_rate,
+        "sh_dc": training.sh_dc_rate,
+        "sh_rest": training.sh_rest_rate,
+    }
+    # Six numbers spread by one call: to write 59 one by one takes the host longer.
+    rates = torch.tensor([by_group[group] * training.rate_scale for group in _GROUPS], dtype=torch.float64)
+    return rates.index_select(0, _GROUP_OF_COLUMN)

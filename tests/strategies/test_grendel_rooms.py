@@ -12,6 +12,7 @@ import torch
 from cuda_src import layout
 from cuda_src.operators import KernelSet
 from strategies.distribution.passage_rooms import PassageRooms
+from strategies.distribution.taped import Taped
 from strategies.distribution.virtual import VirtualWorld
 from strategies.grendel.info import GrendelOptions
 from strategies.grendel.strategy import Grendel
@@ -30,10 +31,26 @@ def _small_margins(monkeypatch):
     monkeypatch.setattr(rooms_module, "MARGIN", 4)
 
 
+class Tapes(Taped):
+    """Counts what was played."""
+
+    played = 0
+
+    def do(self, what, same, numbers, do):
+        done = []
+        made = super().do(what, same, numbers, lambda: done.append(what) or do())
+        self.played += not done
+        return made
+
+
 class Counted(Grendel):
-    """Counts the steps whose counts the host read."""
+    """Counts the steps whose counts the host read, and what was played from tapes."""
 
     exact_steps = 0
+
+    def setup(self, *given):
+        super().setup(*given)
+        self.taped = Tapes((*self.workspaces, self.shared))
 
     def _exactly(self, *given):
         self.exact_steps += 1
