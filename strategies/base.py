@@ -146,7 +146,7 @@ def _number(count: int | torch.Tensor | Callable[[], int]) -> int:
 class ExchangeTrial:
     """The rows that cross in one stage of a step, to be sent again and again by themselves.
 
-    row_bytes: of a row on the wire. counts: by view, rows to and from each rank, none for the rank itself. run: packs,
+    row_bytes: of a row on the wire. counts: by turn, rows to and from each rank, none for the rank itself. run: packs,
     exchanges and unpacks them once; the host waits for nothing in it. Collective.
     """
 

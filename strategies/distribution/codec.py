@@ -37,15 +37,15 @@ class Outgoing:
     """What a rank sends back.
 
     rows: [n, SENT_GRADIENTS] real, by destination, then view. counts: [ranks][views], rows of each group. views:
-    view number of each column. ids: [n] int64 or int32, stable ids of the rows' Gaussians. into: memory for all rows
-    that are awaited, which a codec may receive into.
+    view number of each column. ids: [n] int64 or int32, stable ids of the rows' Gaussians. into: by rank, memory for
+    all rows that are awaited, which a codec may receive into.
     """
 
     rows: torch.Tensor
     counts: Groups
     views: Sequence[int]
     ids: torch.Tensor
-    into: torch.Tensor | None = None
+    into: Sequence[torch.Tensor] | None = None
 
     @cached_property
     def nonzero(self) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Outgoing:
 class Incoming:
     """What came back: rows [m, SENT_GRADIENTS], and the positions [m] they have among all that were awaited.
 
-    positions: ascending; None where all of them came.
+    positions: ascending; None where all of them came, and lie in `Outgoing.into` if there is such memory.
     """
 
     rows: torch.Tensor

@@ -32,20 +32,31 @@ class Terms:
 
     own: False where what a rank sends itself need not be moved: its place in what is received holds anything, in `into`
     what it held. after: from `Communicator.mark`, work that the exchange waits for, and for none that was queued later;
-    an engine may wait for all. into: memory that rows are received into, of their shape and type.
+    an engine may wait for all. into: memory that rows are received into, of their shape and type; in one place or, by
+    source, in several, of which `wait` returns the first.
     """
 
     own: bool = True
     after: object | None = None
-    into: torch.Tensor | None = None
+    into: torch.Tensor | Sequence[torch.Tensor] | None = None
+
+    def places(self, counts: Sequence[int]) -> Sequence[torch.Tensor]:
+        """`into`, which there is, by source. counts: rows from each."""
+        assert self.into is not None
+        return self.into.split(list(counts)) if isinstance(self.into, torch.Tensor) else self.into
+
+    @property
+    def received(self) -> torch.Tensor:
+        """What `wait` returns where there is `into`."""
+        assert self.into is not None
+        return self.into if isinstance(self.into, torch.Tensor) else self.into[0]
 
     def place(self, parts: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-        """`into`, which there is, with what came, by source: for engines that receive elsewhere."""
-        assert self.into is not None
-        for source, (rows, part) in enumerate(zip(self.into.split([len(p) for p in parts]), parts, strict=True)):
+        """Put what came, by source, into its place: for engines that receive elsewhere. Returns `received`."""
+        for source, (rows, part) in enumerate(zip(self.places([len(p) for p in parts]), parts, strict=True)):
             if self.own or source != rank:
                 rows.copy_(part)
-        return self.into
+        return self.received
 
 
 NO_TERMS = Terms()

@@ -5,7 +5,8 @@ One mechanism for Grendel and ByteSplat: ownership x regions x codec.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -40,6 +41,7 @@ from strategies.distribution.codec import CODECS, Incoming, Outgoing
 from strategies.distribution.codec import STAGE as RETURN_STAGE
 from strategies.distribution.communicator import Communicator, Pending, Terms
 from strategies.distribution.passage_rooms import PassageRoom
+from strategies.distribution.turns import InTurns, Turns
 
 FORWARD_BYTES = 44
 """mean2D 2, conic 3, opacity 1, colour 3, depth and radius: 11 float32."""
@@ -120,6 +122,22 @@ class Counted:
         return self._table
 
 
+@dataclass
+class _Batch:
+    """Passages that depart together. members: by view, its workspace, and rows to each rank."""
+
+    there: InTurns[torch.Tensor]
+    back: InTurns[Incoming]
+    members: list[tuple[Workspace, list[int]]] = field(default_factory=list)
+
+    def rows(self, view: int) -> list[int]:
+        return self.members[view][1]
+
+    def awaited(self, view: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for the gradients of all rows that were sent."""
+        return self.members[view][0].take("exchange.awaited", (sum(self.rows(view)), SENT_GRADIENTS), dtype)
+
+
 class Passage:
     """One view's records on their way to the ranks whose tiles they touch, and their gradients on the way back.
 
@@ -128,7 +146,8 @@ class Passage:
     `proceed`, which needs counts where a codec leaves rows out; perhaps `collect_own`; `collect`. Between them comes
     whatever need not wait: that is what an exchange hides behind. With a room nothing waits, and `settle` follows once
     the counts are there; all of it may then be played again from a tape, whatever was counted of the time before.
-    workspace: of the view, holds what is under way.
+    With rooms the passages of a batch may also `depart_in_turns`; they are then given back in the turns of the way
+    back, and all of them before any is collected. workspace: of the view, holds what is under way.
     """
 
     def __init__(
@@ -151,21 +170,27 @@ class Passage:
             kernels, splats, camera, owners, comm.ranks, workspace, depth_limit, min_opacity,
             None if room is None else room.of(comm.rank),
         )  # fmt: skip
-        act(self._count)
         if room is not None:
             self._to, self._from = room.to(comm.rank), room.into(comm.rank)
             self._pack(sum(self._to))
         else:
+            self.count()
             held = workspace.capacity("exchange.wire", kernels.dtype) // exchange.width
             self._pack(max(held, splats.count + splats.count // _SPARE_RECORDS))
         self._packed = comm.mark()
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """Tell all ranks what this one sends. Done when it is made without a room; with one, for whoever makes them to
+        do of all passages of a batch in the same order on all ranks."""
         comm = self._exchange.comm
-        # All of a rank's counts to every rank: so that its own come back to its host with the others'.
-        counts = self._routing.counts.view(1, -1).expand(comm.ranks, -1)
-        self.counted = Counted(comm.counts(self.stage, counts), comm.ranks)
-        """Of the last time that it was made, or played from a tape."""
+
+        def counted() -> None:
+            # All of a rank's counts to every rank: so that its own come back to its host with the others'.
+            counts = self._routing.counts.view(1, -1).expand(comm.ranks, -1)
+            self.counted = Counted(comm.counts(self.stage, counts), comm.ranks)
+            """Of the last time that it was made, or played from a tape."""
+
+        act(counted)
 
     @property
     def fits(self) -> bool:
@@ -188,39 +213,71 @@ class Passage:
 
     def depart(self) -> None:
         """Start the exchange of records. This rank's own take their place meanwhile."""
+        self.depart_in_turns([self], Turns.alike(self._exchange.comm.ranks))
+
+    @staticmethod
+    def depart_in_turns(passages: Sequence[Passage], turns: Turns) -> None:
+        """The same of a batch, by view, each of which has a room, or of one alone."""
+        comm = passages[0]._exchange.comm
+        batch = _Batch(InTurns(turns, comm.rank), InTurns(turns.back, comm.rank))
+        ready = [passage._board(batch) for passage in passages]
+        for _ in range(turns.views):
+            coming = [passages[view] for view in batch.there.next]
+            sent = coming[comm.rank]
+            batch.there.begun(sent._start([passage._from for passage in coming], [p._into for p in coming], all(ready)))
+            keep_records(sent._exchange.kernels, sent.splats, sent._routing, comm.rank, sent._hole, sent._arrived)
+
+    def _board(self, batch: _Batch) -> bool:
+        """Make room for what arrives. Returns whether an exchange may start as soon as its rows are packed."""
         exchange, comm, work = self._exchange, self._exchange.comm, self._work
         if self.room is None:
             records = self.counts[:, :, SENT_RECORDS]
             self._to, self._from = records[comm.rank].tolist(), records[:, comm.rank].tolist()
         sent, came, width = sum(self._to), sum(self._from), exchange.width
+        self._batch, self._number = batch, len(batch.members)
+        batch.members.append((work, self._to))
         self._hole = Hole(sum(self._from[: comm.rank]), self._to[comm.rank])
-        rows, after, real = self._wire.shape[0], self._packed, self._wire.dtype
-        if sent > rows:
+        packed, real = sent <= self._wire.shape[0], self._wire.dtype
+        if not packed:
             self._pack(sent)
-            rows, after = sent, None
         # Memory that was not there when the packing was queued may still be in use by what was queued since.
-        if work.capacity("exchange.records" if exchange.in_place else "exchange.arrived", real) < came * width:
-            after = None
+        known = came * width <= work.capacity("exchange.records" if exchange.in_place else "exchange.arrived", real)
         self._arrived = take_arrivals(exchange.kernels, work, "exchange.records", came)
-        into = row_words(self._arrived.records) if exchange.in_place else None
-        if into is None and comm.device.type == "cuda":  # Elsewhere engines have memory of their own.
-            into = work.take("exchange.arrived", (came, width), real)
-        self._records = comm.exchange(
+        self._into = row_words(self._arrived.records) if exchange.in_place else None
+        # Elsewhere engines have memory of their own, which holds rows of one view.
+        if self._into is None and (comm.device.type == "cuda" or self.room is not None):
+            self._into = work.take("exchange.arrived", (came, width), real)
+        return packed and known
+
+    def _start(
+        self, came: Sequence[list[int]], into: Sequence[torch.Tensor | None], ready: bool
+    ) -> Callable[[], torch.Tensor]:
+        """Send the records. came, into: of the passage whose turn it is there, by rank: its rows by source, and memory
+        for them. ready: see `_board`."""
+        exchange, comm = self._exchange, self._exchange.comm
+        places = [
+            memory.split(rows)[source]
+            for source, (rows, memory) in enumerate(zip(came, into, strict=True))
+            if memory is not None
+        ]
+        pending = comm.exchange(
             self.stage,
-            self._wire if sent == rows else self._wire[:sent],
+            self._wire[: sum(self._to)],
             self._to,
-            self._from,
-            padding=width - RECORD,
-            terms=Terms(own=False, after=after, into=into),
+            [rows[source] for source, rows in enumerate(came)],
+            padding=exchange.width - RECORD,
+            terms=Terms(own=False, after=self._packed if ready else None, into=places or None),
         )
-        keep_records(exchange.kernels, self.splats, self._routing, comm.rank, self._hole, self._arrived)
+        return pending.wait
 
     def arrive(self) -> Splats:
         """The records that touch this rank's tiles, from all ranks, by source, with the Gaussians' own ids.
 
         They are rows of no table here: ids stand in for them.
         """
-        rows = self._records.wait()
+        rows = self._batch.there.wait(self._number)
+        if self._into is not None:
+            rows = self._into
         if self.room is not None:
             assert self.splats.overflow is not None
             take_flags(self._exchange.kernels, rows, self._from, self._exchange.comm.rank, self.splats.overflow)
@@ -239,10 +296,18 @@ class Passage:
         pack_gradients(exchange.kernels, gradients, hole, rows, exchange.counted_zeros)
         act(partial(self._gives, rows.shape[0]))
         self._gradients, into = None if exchange.codec.moves_own else gradients, None
+        batch, coming = self._batch, self._batch.back.next
+        assert coming[exchange.comm.rank] == self._number, "gradients are given back in their turns"
         if not exchange.codec.moves_own:
-            into = self._work.take("exchange.awaited", (sum(self._to), SENT_GRADIENTS), gradients.dtype)
+            self._awaited = batch.awaited(self._number, gradients.dtype)
+            into = [
+                batch.awaited(view_there, gradients.dtype).split(batch.rows(view_there))[source]
+                for source, view_there in enumerate(coming)
+            ]
         outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._arrived.ids, into)
-        self._leaving = exchange.codec.send(exchange.comm, outgoing, [[n] for n in self._to])
+        awaited = [[batch.rows(view_there)[source]] for source, view_there in enumerate(coming)]
+        self._leaving = exchange.codec.send(exchange.comm, outgoing, awaited)
+        batch.back.begun(lambda: self._returning())
 
     def _gives(self, records: int) -> None:
         self._exchange.records += records
@@ -259,7 +324,9 @@ class Passage:
 
     def collect(self) -> torch.Tensor:
         """Gradients of this rank's own splats, [V, GRADIENT], summed over the ranks that rendered them."""
-        return self._summed(self._all_of(self._returning()), "rest" if self._own_collected else "all")
+        incoming = self._batch.back.wait(self._number)
+        rows = self._all_of(incoming) if self._exchange.codec.moves_own else self._awaited
+        return self._summed(rows, "rest" if self._own_collected else "all")
 
     @property
     def ranks_of_splats(self) -> tuple[torch.Tensor, int]:

@@ -47,7 +47,7 @@ class GaussianLevel(GaussianPictures):
 
     @abstractmethod
     def _compute(self, shares: Sequence[Share], halo: Halo | None, plan: Plan) -> None:
-        """Forward, loss and backward of this rank's tiles of every view."""
+        """Forward, loss and backward of this rank's tiles of every view. shares: in the order in which they arrive."""
 
     def setup(self, ctx: Context, source: GaussianSource, images: ImageSource, options: Options) -> None:
         assert isinstance(options, ExchangeOptions)
@@ -106,11 +106,12 @@ class GaussianLevel(GaussianPictures):
 
         def do() -> list[Share]:
             shares = self._embark(plan.views, regions, self.workspaces, degree, rooms)
+            turns = self._turns(regions, rooms)
             for share, truth in zip(shares, truths, strict=True):
                 share.truth = truth
             halo = self._halo(self.placed.of(regions))  # While the device projects.
-            self._depart(shares)
-            self._compute(shares, halo, plan)
+            self._depart(shares, turns)
+            self._compute([shares[number] for number in turns.back.orders[self.comm.rank]], halo, plan)
             self._update(shares, images_seen)
             return shares
 
@@ -163,7 +164,7 @@ class GaussianLevel(GaussianPictures):
         self._composite(shares)
         with self.ctx.clock("exchange_loss"):
             if halo is not None:
-                pictures = [share.raster.colour for share in shares]
+                pictures = [share.raster.colour for share in sorted(shares, key=lambda share: share.number)]
                 exchange_halo(self.comm, "exchange_loss", halo, pictures, self.shared)
         for share in shares:
             camera, work, image = share.camera, share.work, share.raster.colour

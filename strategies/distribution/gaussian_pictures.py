@@ -26,6 +26,7 @@ from strategies.distribution.share import Picture, Share
 from strategies.distribution.taped import Taped
 from strategies.distribution.tile_costs import tile_work
 from strategies.distribution.tile_lists import list_tiles
+from strategies.distribution.turns import Turns
 from strategies.gaussians import Gaussians
 from strategies.info import Options
 from strategies.training.occlusion import OcclusionHistory
@@ -88,12 +89,13 @@ class GaussianPictures(Strategy):
         self.settle()
         places = cycle(zip((self.shared, self.workspaces[0]), self.picture_flags, strict=True))
         begun: Picture | None = None
+        alone = Turns.alike(self.comm.ranks)
 
         def composite(picture: Picture) -> None:
             self._composite([picture.share])
 
         def depart(picture: Picture) -> None:
-            self._depart([picture.share])
+            self._depart([picture.share], alone)
 
         try:
             for camera in cameras:
@@ -149,7 +151,7 @@ class GaussianPictures(Strategy):
             if not share.room.holds(share.passage.counts):
                 picture = self._begin_picture(share.camera, share.work, share.overflow, with_room=False)
                 share = picture.share
-                self._depart([share])
+                self._depart([share], Turns.alike(self.comm.ranks))
                 self._composite([share])
         if share.view is not None:
             self._learn_rooms([share.view], picture.regions, [share])
@@ -184,18 +186,28 @@ class GaussianPictures(Strategy):
         for number, (view, camera, work, room) in enumerate(zip(views, regions.cameras, works, rooms, strict=True)):
             tiles, owners, limit = placed.tiles[number], placed.owners[number], regions.limit(number)
             overflow = self.overflow if flag is None else flag
-            shares.append(Share(view, camera, degree, tiles, owners, limit, work, room, overflow))
-            self._pack(shares[-1], self._room(shares[-1]), stage)
+            shares.append(Share(number, view, camera, degree, tiles, owners, limit, work, room, overflow))
+        for number in self._turns(regions, rooms).orders[self.comm.rank]:
+            self._pack(shares[number], self._room(shares[number]), stage)
+        for share in shares:
+            if share.room is not None:
+                share.passage.count()
         return shares
 
-    def _depart(self, shares: Sequence[Share]) -> None:
+    def _turns(self, regions: Regions, rooms: Sequence[PassageRoom | None]) -> Turns:
+        """Where the host reads counts it does so view by view, and all ranks deal with the same."""
+        if None in rooms:
+            return Turns.alike(self.comm.ranks, len(regions.cameras))
+        return self.placed.of(regions).turns
+
+    def _depart(self, shares: Sequence[Share], turns: Turns) -> None:
         """Start the exchanges of records: one view's cross while the next is still projected."""
+        if shares[0].room is not None:
+            with self.ctx.clock(shares[0].passage.stage):
+                Passage.depart_in_turns([share.passage for share in shares], turns)
+            return
         for share in shares:
             stage = share.passage.stage
-            if share.room is not None:
-                with self.ctx.clock(stage):
-                    share.passage.depart()
-                continue
             with self.ctx.clock(stage):
                 fits = share.passage.fits
             if not fits:

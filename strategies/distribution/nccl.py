@@ -7,7 +7,9 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -106,9 +108,12 @@ class NcclCommunicator(Communicator):
     ) -> Transfer:
         if send.device.type != self.device.type:
             return self._between_hosts(stage, send, send_counts, receive_counts)
-        received = send.new_empty((sum(receive_counts), *send.shape[1:])) if terms.into is None else terms.into
+        if terms.into is None:
+            terms = replace(terms, into=send.new_empty((sum(receive_counts), *send.shape[1:])))
+        assert terms.into is not None
+        received = terms.received
         if self._lane is None:
-            works = self._post(send, received, send_counts, receive_counts, terms.own)
+            works = self._post(send.split(send_counts), terms.places(receive_counts), terms.own)
 
             def finish() -> torch.Tensor:
                 with peers_named(stage, self.rank):
@@ -120,7 +125,7 @@ class NcclCommunicator(Communicator):
         self._host.start_ready()
         lane = self._lane
         row = math.prod(send.shape[1:]) * send.element_size()
-        sends, receives = self._rows(send, send_counts, row), self._rows(received, receive_counts, row)
+        sends, receives = self._rows(send, send_counts, row), self._rows(terms.into, receive_counts, row)
         after = terms.after.event if isinstance(terms.after, Mark) else None
         size = max(sum(n for *_, n in rows) for rows in (sends, receives))
         crossing = lane.begin(self._tally(stage), size, after)
@@ -129,7 +134,7 @@ class NcclCommunicator(Communicator):
             self._peers.exchange(lane.stream.cuda_stream, sends, receives)
         if terms.own:
             with torch.cuda.stream(lane.stream):
-                _part(received, receive_counts, self.rank).copy_(_part(send, send_counts, self.rank))
+                terms.places(receive_counts)[self.rank].copy_(send.split(send_counts)[self.rank])
         lane.end(crossing)
 
         def join() -> torch.Tensor:
@@ -142,14 +147,14 @@ class NcclCommunicator(Communicator):
         kept = [send]
         return Transfer(join, timed=True)
 
-    def _rows(self, rows: torch.Tensor, counts: list[int], size: int) -> list[Rows]:
-        """What goes to each other rank, or comes from it, of rows packed by rank, `size` bytes each."""
-        found, begins = [], rows.data_ptr()
-        for peer, n in enumerate(counts):
-            if n and peer != self.rank:
-                found.append((peer, begins, n * size))
-            begins += n * size
-        return found
+    def _rows(self, rows: torch.Tensor | Sequence[torch.Tensor], counts: list[int], size: int) -> list[Rows]:
+        """What goes to each other rank, or comes from it. rows: packed by rank, or a tensor a rank; of `size` bytes."""
+        sizes = [n * size for n in counts]
+        if isinstance(rows, torch.Tensor):  # By sums: to cut a tensor takes the host longer, at every step.
+            begins = list(accumulate(sizes[:-1], initial=rows.data_ptr()))
+        else:
+            begins = [part.data_ptr() for part in rows]
+        return [(peer, begins[peer], n) for peer, n in enumerate(sizes) if n and peer != self.rank]
 
     @contextmanager
     def _accompanied(self, stage: str, bytes_to: Sequence[int], bytes_from: Sequence[int]) -> Iterator[None]:
@@ -163,10 +168,8 @@ class NcclCommunicator(Communicator):
             yield
         self.on_wait(None)
 
-    def _post(
-        self, send: torch.Tensor, received: torch.Tensor, send_counts: list[int], receive_counts: list[int], own: bool
-    ) -> list[dist.Work]:
-        """Start what goes to and comes from others over the default group; own: copy the rank's own rows too.
+    def _post(self, gives: Sequence[torch.Tensor], takes: Sequence[torch.Tensor], own: bool) -> list[dist.Work]:
+        """Start what goes to and comes from others, by rank, over the default group; own: copy the rank's own rows too.
 
         Returns what is to be waited for before the rows are there.
         """
@@ -174,13 +177,13 @@ class NcclCommunicator(Communicator):
         for peer in range(self.ranks):
             if peer == self.rank:
                 continue
-            if send_counts[peer]:
-                calls.append(dist.P2POp(dist.isend, _part(send, send_counts, peer), peer))
-            if receive_counts[peer]:
-                calls.append(dist.P2POp(dist.irecv, _part(received, receive_counts, peer), peer))
+            if len(gives[peer]):
+                calls.append(dist.P2POp(dist.isend, gives[peer], peer))
+            if len(takes[peer]):
+                calls.append(dist.P2POp(dist.irecv, takes[peer], peer))
         works = dist.batch_isend_irecv(calls) if calls else []
         if own:
-            _part(received, receive_counts, self.rank).copy_(_part(send, send_counts, self.rank))
+            takes[self.rank].copy_(gives[self.rank])
         return works
 
     def _between_hosts(
@@ -228,9 +231,3 @@ def connect(timeout: float, pace: float | None = None) -> NcclCommunicator:
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     lines, peers = PeerLines.between(hosts, timeout), NcclPeers.between(hosts)
     return NcclCommunicator(device, hosts, timeout, pace, lines, peers)
-
-
-def _part(rows: torch.Tensor, counts: list[int], rank: int) -> torch.Tensor:
-    """A rank's, of rows packed by rank."""
-    first = sum(counts[:rank])
-    return rows[first : first + counts[rank]]

@@ -9,6 +9,7 @@ import torch
 
 from strategies.distribution.halo import Halo, halo_of_regions
 from strategies.distribution.regions import Regions
+from strategies.distribution.turns import Turns
 
 MOST_KEPT = 1024
 """Some 60 KB on the device each, at 1920 x 1080."""
@@ -26,6 +27,10 @@ class PlacedRegions:
     @cached_property
     def halo(self) -> Halo:
         return halo_of_regions(self.regions, self.rank)
+
+    @cached_property
+    def turns(self) -> Turns:
+        return Turns.of(self.regions)
 
     @property
     def bytes(self) -> int:

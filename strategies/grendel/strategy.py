@@ -10,6 +10,7 @@ from strategies.distribution.exchange_trials import trials_of
 from strategies.distribution.gaussian_exchange import GaussianExchange
 from strategies.distribution.gaussian_level import GaussianLevel
 from strategies.distribution.halo import Halo
+from strategies.distribution.passage_rooms import PassageRoom
 from strategies.distribution.placed_regions import PlacedRegions
 from strategies.distribution.share import Share
 from strategies.grendel.info import GrendelOptions
@@ -35,13 +36,14 @@ class Grendel(GaussianLevel):
         self.settle()
         degree, works = sh_degree(self.ctx.training, self.images_seen), self.workspaces[: len(views)]
         regions = self._regions(views)
-        shares = self._embark(views, regions, works, degree, self._rooms_of(views, regions) or [None] * len(views))
-        self._depart(shares)
+        rooms: Sequence[PassageRoom | None] = self._rooms_of(views, regions) or [None] * len(views)
+        shares, turns = self._embark(views, regions, works, degree, rooms), self._turns(regions, rooms)
+        self._depart(shares, turns)
         for share in shares:
             share.passage.arrive()
             if share.room is not None:
                 share.passage.settle(share.passage.counted, returned=False)
-        return trials_of(self.exchange, [share.passage for share in shares])
+        return trials_of(self.exchange, [share.passage for share in shares], turns)
 
     def _halo(self, placed: PlacedRegions) -> Halo | None:
         return placed.halo if self.options.ssim_halo == "exact" else None

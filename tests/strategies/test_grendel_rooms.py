@@ -100,7 +100,7 @@ def assert_equal_to_single(made: SimpleNamespace, expected: tuple[list[float], t
         assert int(strategy.overflow) == 0
 
 
-@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (2, 1), (3, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (2, 4), (4, 4)])
 def test_batches_that_come_again_wait_for_nothing_and_train_as_single(kernels_with_rooms, make_scene, ranks, batch):
     made = train(kernels_with_rooms, make_scene(), ranks, batch, balance="off")
     assert_equal_to_single(made, single_of(make_scene(), batch))
@@ -109,7 +109,7 @@ def test_batches_that_come_again_wait_for_nothing_and_train_as_single(kernels_wi
     assert (made.module.exact, made.module.roomy) == (4 * ranks, (STEPS * batch - 4) * ranks)
 
 
-@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (2, 1), (3, 2), (2, 4)])
 def test_batches_that_come_again_are_played_from_tapes_until_something_of_them_changes(
     kernels_with_rooms, make_scene, ranks, batch
 ):

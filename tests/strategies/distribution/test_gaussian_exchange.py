@@ -23,6 +23,7 @@ from strategies.distribution.gaussian_exchange import (
     Passage,
 )
 from strategies.distribution.regions import Regions, cut_regions
+from strategies.distribution.turns import Turns
 from strategies.distribution.virtual import VirtualWorld
 
 
@@ -178,3 +179,18 @@ def test_a_room_that_is_too_small_anywhere_is_known_everywhere(scene, make_passa
 
     monkeypatch.setattr("strategies.distribution.gaussian_exchange.route_splats", overflowing)
     assert VirtualWorld(3).run(lambda comm: make(comm, Workspace()).fits) == [False] * 3
+
+
+def test_gradients_out_of_their_turn_are_refused(scene, make_passage):
+    make, _ = make_passage
+
+    def main(comm: Communicator) -> None:
+        passages = [make(comm, Workspace()) for _ in range(2)]
+        for passage in passages:
+            assert passage.fits
+        Passage.depart_in_turns(passages, Turns.alike(comm.ranks, 2))
+        gradients = torch.zeros(passages[1].arrive().count, GRADIENT)
+        with pytest.raises(AssertionError, match="in their turns"):
+            passages[1].give_back(gradients, 1)
+
+    VirtualWorld(1).run(main)
