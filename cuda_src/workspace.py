@@ -25,8 +25,9 @@ class Workspace:
     once need two workspaces. `bytes` is what the buffers hold now, `peak_bytes` the most they ever held.
     """
 
-    def __init__(self, device: torch.device | str = "cpu"):
-        self.device = torch.device(device)
+    def __init__(self, device: torch.device | str = "cpu", name: str = ""):
+        """name: under which other ranks know the one that corresponds to it."""
+        self.device, self.name = torch.device(device), name
         self.peak_bytes = 0
         self.moves = 0
         """How often a buffer was given up or replaced by a larger one, so that nothing may point into it any more."""
@@ -73,6 +74,17 @@ class Workspace:
                 self._kept.clear()
             self._kept[key] = made
         return hold(made)
+
+    def adopt(self, name: str, buffer: torch.Tensor) -> None:
+        """Memory of somebody else, [n], for the name, until more is asked for than it holds."""
+        known = self._buffers.get((name, buffer.dtype))
+        if known is not None and known.data_ptr() == buffer.data_ptr() and len(known) == len(buffer):
+            return
+        known = None
+        self._forget(name, buffer.dtype)
+        self._buffers[name, buffer.dtype] = buffer
+        self.moves += 1
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def _forget(self, name: str, dtype: torch.dtype) -> None:
         """The buffer of that name, if there is one, moves: nothing may point into it, nor keep its memory."""

@@ -24,6 +24,7 @@ from harness.runner.lifeline import end_with_the_runner
 from harness.runner.result import CELL, FAILING, is_out_of_memory, write_result
 from harness.runner.whereabouts import Whereabouts
 from harness.suite.cell import Cell, paced_rate
+from harness.suite.feasibility import CUDA_ENGINES
 from strategies.distribution.communicator import Communicator, LocalCommunicator, PeerFailedError, PeerSilentError
 from strategies.distribution.gloo import GlooCommunicator
 from strategies.distribution.nccl import NcclCommunicator, connect
@@ -48,8 +49,8 @@ def main(folder: Path) -> int:
             VirtualWorld(cell.ranks).run(lambda comm: run_rank(folder, comm, shared), cell.device)
         elif cell.engine == "local":
             run_rank(folder, LocalCommunicator(torch.device(cell.device), places=cell.ranks))
-        elif cell.engine == "nccl":
-            gpus = connect(cell.collective_timeout, paced_rate(cell.link))
+        elif cell.engine in CUDA_ENGINES:
+            gpus = connect(cell.collective_timeout, paced_rate(cell.link), cell.engine == "symmetric")
             gpus.on_silence = partial(end_in_silence, folder, gpus)
             run_rank(folder, gpus)
             gpus.barrier()

@@ -62,7 +62,7 @@ def skip_reason(cell: Cell, info: StrategyInfo, machine: Machine) -> str | None:
         return f"engine {cell.engine}: not offered by {info.name}"
     if cell.engine == "local" and cell.ranks > 1 and info.processes == "per_device":
         return "engine local: one rank only"
-    if cell.engine in ("gloo", "nccl") and cell.ranks == 1 and "local" in info.engines:
+    if cell.engine in ("gloo", *CUDA_ENGINES) and cell.ranks == 1 and "local" in info.engines:
         return f"engine {cell.engine}: several ranks only; one has engine local"
     if cell.engine == "gloo" and cell.device == "cuda":
         missing = "" if "nccl" in info.engines else f", which {info.name} does not offer"
@@ -95,6 +95,8 @@ def _unsuited_link(cell: Cell) -> str | None:
     """Why the cell's link is none that its engine knows."""
     if cell.link == "host" and cell.engine in ("gloo", "virtual"):
         return f"link host: between GPUs only, engine is {cell.engine}"
+    if cell.link == "host" and cell.engine == "symmetric":
+        return "link host: not for ranks that write each other's memory"
     if cell.link != "native" and cell.engine == "local" and cell.ranks > 1:
         return f"link {cell.link}: not for places that load and store each other's memory"
     return None

@@ -38,7 +38,7 @@ class Outgoing:
 
     rows: [n, SENT_GRADIENTS] real, by destination, then view. counts: [ranks][views], rows of each group. views:
     view number of each column. ids: [n] int64 or int32, stable ids of the rows' Gaussians. into: by rank, memory for
-    all rows that are awaited, which a codec may receive into.
+    all rows that are awaited, which a codec may receive into; there: the same of the other ranks, in windows.
     """
 
     rows: torch.Tensor
@@ -46,6 +46,7 @@ class Outgoing:
     views: Sequence[int]
     ids: torch.Tensor
     into: Sequence[torch.Tensor] | None = None
+    there: Sequence[torch.Tensor] | None = None
 
     @cached_property
     def nonzero(self) -> torch.Tensor:
@@ -102,7 +103,7 @@ class Dense(Codec):
 
     def send(self, comm: Communicator, outgoing: Outgoing, awaited: Groups) -> Callable[[], Arrival]:
         back = by_rank(awaited)
-        terms = Terms(own=False, into=outgoing.into)
+        terms = Terms(own=False, into=outgoing.into, there=outgoing.there)
         pending = comm.exchange(STAGE, outgoing.rows, outgoing.by_destination, back, terms=terms)
         return lambda: lambda: Incoming(pending.wait())
 

@@ -13,7 +13,6 @@ from time import perf_counter
 import torch
 
 from cuda_src.tape import act, on_tape
-from cuda_src.workspace import Workspace
 from strategies.distribution.host_copies import HostCopies
 from strategies.distribution.ledger import Ledger
 
@@ -33,12 +32,14 @@ class Terms:
     own: False where what a rank sends itself need not be moved: its place in what is received holds anything, in `into`
     what it held. after: from `Communicator.mark`, work that the exchange waits for, and for none that was queued later;
     an engine may wait for all. into: memory that rows are received into, of their shape and type; in one place or, by
-    source, in several, of which `wait` returns the first.
+    source, in several, of which `wait` returns the first. there: by destination, the same memory of theirs, in windows
+    (`Communicator.windows`), which an engine that has such may write.
     """
 
     own: bool = True
     after: object | None = None
     into: torch.Tensor | Sequence[torch.Tensor] | None = None
+    there: Sequence[torch.Tensor] | None = None
 
     def places(self, counts: Sequence[int]) -> Sequence[torch.Tensor]:
         """`into`, which there is, by source. counts: rows from each."""
@@ -131,7 +132,6 @@ class Communicator(ABC):
         self.checks = False
         """Whether all ranks' row counts are compared before each exchange. Costs a collective each time."""
         self._link_free = 0.0
-        self._windows = Workspace(device)
 
     def exchange(
         self,
@@ -235,9 +235,12 @@ class Communicator(ABC):
             total += part[0]
         return total
 
-    def window(self, name: str, size: int) -> torch.Tensor:
-        """That many bytes, [size] uint8, that the engine can send from and receive into; kept between calls."""
-        return self._windows.take(name, (size,), torch.uint8)
+    def windows(self, name: str, size: int) -> list[torch.Tensor] | None:
+        """By rank, memory into which it receives, [>= size] uint8, that all ranks can write; kept between calls.
+
+        All ranks ask for the same. None from an engine whose ranks do not map each other's memory.
+        """
+        return None
 
     def barrier(self) -> None:
         """Return when all ranks have called it; not in the ledger."""

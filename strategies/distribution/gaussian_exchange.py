@@ -26,7 +26,6 @@ from cuda_src.exchange import (
     pack_gradients,
     pack_records,
     route_splats,
-    row_words,
     sum_gradients,
     take_arrivals,
     take_flags,
@@ -40,6 +39,7 @@ from cuda_src.workspace import Workspace
 from strategies.distribution.codec import CODECS, Incoming, Outgoing
 from strategies.distribution.codec import STAGE as RETURN_STAGE
 from strategies.distribution.communicator import Communicator, Pending, Terms
+from strategies.distribution.inbox import Inbox
 from strategies.distribution.passage_rooms import PassageRoom
 from strategies.distribution.turns import InTurns, Turns
 
@@ -122,20 +122,28 @@ class Counted:
         return self._table
 
 
+@dataclass(frozen=True)
+class _Member:
+    """Of a batch, one view. to: rows to each rank."""
+
+    work: Workspace
+    to: list[int]
+    room: PassageRoom | None
+
+    def awaits(self, comm: Communicator, dtype: torch.dtype) -> Inbox:
+        """Gradients of all rows that were sent."""
+        table = None if self.room is None else tuple(zip(*self.room.records, strict=True))
+        return Inbox(comm, self.work, "exchange.awaited", self.to, SENT_GRADIENTS, dtype, table)
+
+
 @dataclass
 class _Batch:
-    """Passages that depart together. members: by view, its workspace, and rows to each rank."""
+    """Passages that depart together. members: by view. awaited: likewise, once gradients return."""
 
     there: InTurns[torch.Tensor]
     back: InTurns[Incoming]
-    members: list[tuple[Workspace, list[int]]] = field(default_factory=list)
-
-    def rows(self, view: int) -> list[int]:
-        return self.members[view][1]
-
-    def awaited(self, view: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for the gradients of all rows that were sent."""
-        return self.members[view][0].take("exchange.awaited", (sum(self.rows(view)), SENT_GRADIENTS), dtype)
+    members: list[_Member] = field(default_factory=list)
+    awaited: list[Inbox] = field(default_factory=list)
 
 
 class Passage:
@@ -224,7 +232,7 @@ class Passage:
         for _ in range(turns.views):
             coming = [passages[view] for view in batch.there.next]
             sent = coming[comm.rank]
-            batch.there.begun(sent._start([passage._from for passage in coming], [p._into for p in coming], all(ready)))
+            batch.there.begun(sent._start(coming, all(ready)))
             keep_records(sent._exchange.kernels, sent.splats, sent._routing, comm.rank, sent._hole, sent._arrived)
 
     def _board(self, batch: _Batch) -> bool:
@@ -235,38 +243,33 @@ class Passage:
             self._to, self._from = records[comm.rank].tolist(), records[:, comm.rank].tolist()
         sent, came, width = sum(self._to), sum(self._from), exchange.width
         self._batch, self._number = batch, len(batch.members)
-        batch.members.append((work, self._to))
+        batch.members.append(_Member(work, self._to, self.room))
         self._hole = Hole(sum(self._from[: comm.rank]), self._to[comm.rank])
         packed, real = sent <= self._wire.shape[0], self._wire.dtype
         if not packed:
             self._pack(sent)
         # Memory that was not there when the packing was queued may still be in use by what was queued since.
-        known = came * width <= work.capacity("exchange.records" if exchange.in_place else "exchange.arrived", real)
+        name = "exchange.records" if exchange.in_place else "exchange.arrived"
+        known, self._inbox = came * width <= work.capacity(name, real), None
+        # On a CPU engines have memory of their own, which holds rows of one view.
+        if exchange.in_place or comm.device.type == "cuda" or self.room is not None:
+            table = None if self.room is None else self.room.records
+            self._inbox = Inbox(comm, work, name, self._from, width, real, table)
         self._arrived = take_arrivals(exchange.kernels, work, "exchange.records", came)
-        self._into = row_words(self._arrived.records) if exchange.in_place else None
-        # Elsewhere engines have memory of their own, which holds rows of one view.
-        if self._into is None and (comm.device.type == "cuda" or self.room is not None):
-            self._into = work.take("exchange.arrived", (came, width), real)
         return packed and known
 
-    def _start(
-        self, came: Sequence[list[int]], into: Sequence[torch.Tensor | None], ready: bool
-    ) -> Callable[[], torch.Tensor]:
-        """Send the records. came, into: of the passage whose turn it is there, by rank: its rows by source, and memory
-        for them. ready: see `_board`."""
-        exchange, comm = self._exchange, self._exchange.comm
-        places = [
-            memory.split(rows)[source]
-            for source, (rows, memory) in enumerate(zip(came, into, strict=True))
-            if memory is not None
-        ]
-        pending = comm.exchange(
+    def _start(self, coming: Sequence[Passage], ready: bool) -> Callable[[], torch.Tensor]:
+        """Send the records. coming: by rank, the passage whose turn it is there. ready: see `_board`."""
+        into = [passage._inbox.of(source) for source, passage in enumerate(coming) if passage._inbox is not None]
+        there = None if self._inbox is None else self._inbox.there
+        after = self._packed if ready else None
+        pending = self._exchange.comm.exchange(
             self.stage,
             self._wire[: sum(self._to)],
             self._to,
-            [rows[source] for source, rows in enumerate(came)],
-            padding=exchange.width - RECORD,
-            terms=Terms(own=False, after=self._packed if ready else None, into=places or None),
+            [passage._from[source] for source, passage in enumerate(coming)],
+            padding=self._exchange.width - RECORD,
+            terms=Terms(own=False, after=after, into=into or None, there=there),
         )
         return pending.wait
 
@@ -276,8 +279,8 @@ class Passage:
         They are rows of no table here: ids stand in for them.
         """
         rows = self._batch.there.wait(self._number)
-        if self._into is not None:
-            rows = self._into
+        if self._inbox is not None:
+            rows = self._inbox.memory
         if self.room is not None:
             assert self.splats.overflow is not None
             take_flags(self._exchange.kernels, rows, self._from, self._exchange.comm.rank, self.splats.overflow)
@@ -295,17 +298,15 @@ class Passage:
         rows = self._work.take("exchange.returned", (sum(self._from), SENT_GRADIENTS), gradients.dtype)
         pack_gradients(exchange.kernels, gradients, hole, rows, exchange.counted_zeros)
         act(partial(self._gives, rows.shape[0]))
-        self._gradients, into = None if exchange.codec.moves_own else gradients, None
+        self._gradients = None if exchange.codec.moves_own else gradients
         batch, coming = self._batch, self._batch.back.next
         assert coming[exchange.comm.rank] == self._number, "gradients are given back in their turns"
-        if not exchange.codec.moves_own:
-            self._awaited = batch.awaited(self._number, gradients.dtype)
-            into = [
-                batch.awaited(view_there, gradients.dtype).split(batch.rows(view_there))[source]
-                for source, view_there in enumerate(coming)
-            ]
-        outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._arrived.ids, into)
-        awaited = [[batch.rows(view_there)[source]] for source, view_there in enumerate(coming)]
+        if not (exchange.codec.moves_own or batch.awaited):
+            batch.awaited = [member.awaits(exchange.comm, gradients.dtype) for member in batch.members]
+        into = [batch.awaited[number].of(source) for source, number in enumerate(coming)] if batch.awaited else None
+        there = batch.awaited[self._number].there if batch.awaited else None
+        outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._arrived.ids, into, there)
+        awaited = [[batch.members[number].to[source]] for source, number in enumerate(coming)]
         self._leaving = exchange.codec.send(exchange.comm, outgoing, awaited)
         batch.back.begun(lambda: self._returning())
 
@@ -325,7 +326,8 @@ class Passage:
     def collect(self) -> torch.Tensor:
         """Gradients of this rank's own splats, [V, GRADIENT], summed over the ranks that rendered them."""
         incoming = self._batch.back.wait(self._number)
-        rows = self._all_of(incoming) if self._exchange.codec.moves_own else self._awaited
+        awaited = self._batch.awaited
+        rows = awaited[self._number].memory if awaited else self._all_of(incoming)
         return self._summed(rows, "rest" if self._own_collected else "all")
 
     @property

@@ -51,8 +51,8 @@ class GaussianPictures(Strategy):
         check_ids(ctx.kernels, ids)
         self.gaussians = Gaussians.from_source(source, ids, self.device, ctx.kernels.dtype)
         # A workspace a view of the step: what its forward leaves lives until its backward.
-        self.workspaces = [Workspace(self.device) for _ in range(ctx.batch)]
-        self.shared = Workspace(self.device)
+        self.workspaces = [Workspace(self.device, f"view {number}") for number in range(ctx.batch)]
+        self.shared = Workspace(self.device, "shared")
         self.occlusion = OcclusionHistory(ctx.training)
         # Hidden Gaussians are taken out of a view's splats by number, which the host must know.
         self.rooms = Rooms[int](self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None

@@ -21,6 +21,7 @@ from strategies.distribution.gloo import peers_named
 from strategies.distribution.host_group import HostGroup
 from strategies.distribution.nccl_peers import NcclPeers, Rows
 from strategies.distribution.peer_lines import PeerLines
+from strategies.distribution.peer_windows import PeerWindows
 
 BACKSTOP_SECONDS = 10.0
 """NCCL's own watchdog strikes so much later than ours, which knows the stage."""
@@ -37,8 +38,6 @@ class NcclCommunicator(Communicator):
     On a CPU device, with a default group of gloo in place of NCCL, the same code runs without streams.
     """
 
-    engine = "nccl"
-
     def __init__(
         self,
         device: torch.device,
@@ -47,14 +46,17 @@ class NcclCommunicator(Communicator):
         pace: float | None = None,
         lines: PeerLines | None = None,
         peers: NcclPeers | None = None,
+        windows: PeerWindows | None = None,
     ) -> None:
         """lines: between all ranks, for small rows that all are told, such as counts; None: they go over the group.
-        peers: what moves rows between GPUs; None where there are none."""
+        peers: what moves rows between GPUs; None where there are none. windows: memory that they write of each other's,
+        with which the engine is `symmetric`."""
         super().__init__(dist.get_rank(), dist.get_world_size(), device)
         self.pace = pace
         self._host = HostGroup(host_group, self.rank, device, lines)
         self._timeout = timeout
-        self._peers = peers
+        self._peers, self._windows = peers, windows
+        self.engine = "nccl" if windows is None else "symmetric"
         self._lane = None if peers is None else DeviceLane(device, timeout, self._silence, pace)
         self._tallies: dict[str, Tally] = {}
 
@@ -66,6 +68,9 @@ class NcclCommunicator(Communicator):
         self.ledger.add(stage, self.rank, [row] * self.ranks, metadata=True, over_link=False)
         ones = [1] * self.ranks
         return Pending(self, stage, lambda: self._between_hosts(stage, send.to(torch.int64), ones, ones))
+
+    def windows(self, name: str, size: int) -> list[torch.Tensor] | None:
+        return None if self._windows is None else self._windows.take(name, size)
 
     def mark(self) -> object | None:
         lane = self._lane
@@ -129,7 +134,11 @@ class NcclCommunicator(Communicator):
         after = terms.after.event if isinstance(terms.after, Mark) else None
         size = max(sum(n for *_, n in rows) for rows in (sends, receives))
         crossing = lane.begin(self._tally(stage), size, after)
-        if sends or receives:
+        if terms.there is not None:
+            assert self._windows is not None
+            with torch.cuda.stream(lane.stream):
+                self._windows.exchange(send.split(send_counts), terms.there, receive_counts)
+        elif sends or receives:
             assert self._peers is not None
             self._peers.exchange(lane.stream.cuda_stream, sends, receives)
         if terms.own:
@@ -218,10 +227,10 @@ class NcclCommunicator(Communicator):
         self.on_silence(PeerSilentError(text))
 
 
-def connect(timeout: float, pace: float | None = None) -> NcclCommunicator:
+def connect(timeout: float, pace: float | None = None, windows: bool = False) -> NcclCommunicator:
     """Join the ranks that torchrun has started on this machine, a GPU each; connections are made at once.
 
-    timeout: seconds that a collective may take.
+    timeout: seconds that a collective may take. windows: ranks map memory of each other's.
     """
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
@@ -230,4 +239,5 @@ def connect(timeout: float, pace: float | None = None) -> NcclCommunicator:
     dist.init_process_group("nccl", timeout=limit, device_id=device)
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     lines, peers = PeerLines.between(hosts, timeout), NcclPeers.between(hosts)
-    return NcclCommunicator(device, hosts, timeout, pace, lines, peers)
+    mapped = PeerWindows(hosts, device) if windows else None
+    return NcclCommunicator(device, hosts, timeout, pace, lines, peers, mapped)

@@ -59,13 +59,14 @@ def rank_main(
     batch: int,
     t_stop: float,
     training: Training,
+    windows: bool,
 ) -> None:
     """Each step starts from the parameters of a `single` beside it; with beta1 = 0 Adam's first moment is the gradient
     itself. Leaves this rank's greatest errors, relative to each group's greatest gradient."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    os.environ |= {"WORLD_SIZE": "2", "NCCL_NVLS_ENABLE": "0"}
+    os.environ |= {"WORLD_SIZE": "2", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     os.environ |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), "lo")
-    comm = connect(60.0)
+    comm = connect(60.0, windows=windows)
     scene = tiny_scene()
     kernels = KernelSet("compiled", device=comm.device, t_stop=t_stop)
     alone = scene.context(kernels, training, batch)
@@ -125,6 +126,11 @@ def test_gradients_images_and_losses_equal_single_from_the_same_parameters(tmp_p
 
 
 @pytest.mark.parametrize("batch", [1, 2])
+def test_ranks_that_write_each_others_memory_equal_single(tmp_path, batch):
+    check(tmp_path, "grendel", {}, batch, windows=True)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
 def test_what_is_left_out_as_hidden_is_what_single_leaves_out(tmp_path, batch):
     check(tmp_path, "grendel", {}, batch, training=EXACT.model_copy(update={"occlusion": "history"}))
 
@@ -149,13 +155,14 @@ def check(
     batch: int,
     t_stop: float = T_STOP,
     training: Training = EXACT,
+    windows: bool = False,
 ) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(rank_main, (port, str(tmp_path), name, options, batch, t_stop, training), nprocs=2)
+    mp.spawn(rank_main, (port, str(tmp_path), name, options, batch, t_stop, training, windows), nprocs=2)
     said = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for one in said:
         assert one["gradient"] <= 1e-5

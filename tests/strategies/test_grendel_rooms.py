@@ -11,9 +11,11 @@ import torch
 
 from cuda_src import layout
 from cuda_src.operators import KernelSet
+from strategies.distribution import virtual
+from strategies.distribution.communicator import Transfer
 from strategies.distribution.passage_rooms import PassageRooms
 from strategies.distribution.taped import Taped
-from strategies.distribution.virtual import VirtualWorld
+from strategies.distribution.virtual import VirtualCommunicator, VirtualWorld
 from strategies.grendel.info import GrendelOptions
 from strategies.grendel.strategy import Grendel
 from strategies.single.info import SingleOptions
@@ -125,6 +127,45 @@ def test_batches_that_come_again_are_played_from_tapes_until_something_of_them_c
     made = train(kernels_with_rooms, scene, ranks, batch, spoil, steps, rate=0.1, balance="off")
     assert_equal_to_single(made, single_of(scene, batch, steps, 0.1))
     assert all(0 < before[strategy.comm.rank] < strategy.taped.played for strategy in made.strategies)
+
+
+class Mapped(VirtualCommunicator):
+    """Ranks of which each writes what the others receive, where it says itself: the receiver must have meant that."""
+
+    written = 0
+
+    def windows(self, name, size):
+        known = vars(self._world).setdefault("mapped", {})
+        if name not in known or len(known[name][0]) < size:
+            known[name] = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.ranks)]
+        return known[name]
+
+    def _exchange(self, stage, send, send_counts, receive_counts, terms):
+        if terms.there is None:
+            return super()._exchange(stage, send, send_counts, receive_counts, terms)
+        number = self._next()
+        parts = list(zip(send.clone().split(send_counts), terms.there, strict=True))
+        self._world.bring(self.rank, number, parts, self._link_free)
+
+        def finish():
+            for source, (rows, place) in enumerate(self._world.take(self.rank, number, stage)):
+                if source != self.rank:
+                    assert (place.data_ptr(), place.shape) == (terms.into[source].data_ptr(), rows.shape)
+                    place.copy_(rows)
+                    self.written += 1
+            return terms.received
+
+        return Transfer(finish)
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(2, 1), (3, 2), (2, 4), (4, 4)])
+def test_ranks_write_each_others_windows_and_train_as_single(kernels_with_rooms, make_scene, monkeypatch, ranks, batch):
+    monkeypatch.setattr(virtual, "VirtualCommunicator", Mapped)
+    made = train(kernels_with_rooms, make_scene(), ranks, batch, balance="off")
+    assert_equal_to_single(made, single_of(make_scene(), batch))
+    # Of a batch's first visit, where nobody knows how much comes, each rank receives in memory of its own.
+    steps, ways = STEPS - 4 // batch, 2
+    assert [comm.written for comm in made.comms] == [steps * batch * ways * (ranks - 1)] * ranks
 
 
 def test_a_tape_goes_by_the_image_that_the_loss_compares_with(kernels_with_rooms, make_scene):

@@ -9,9 +9,7 @@ from harness.report.parts import Table, Value, figure, groups, tabulated, text
 from harness.report.quantities import memory, milliseconds, number, percent
 from harness.report.sections.stages import waits
 from harness.report.sections.traffic import ledger
-
-_TIMED_BY_DEVICES = "nccl"
-"""The engine whose exchanges have times of their own; elsewhere a wait for a rank that computes is one for its rows."""
+from harness.suite.feasibility import CUDA_ENGINES
 
 
 def link_use(results: Results) -> pd.DataFrame:
@@ -36,7 +34,8 @@ def link_use(results: Results) -> pd.DataFrame:
     timed = timed[timed.index.isin(pd.MultiIndex.from_frame(moving))].groupby("cell").sum(min_count=1)
     timed = timed.div(cells["views_a_step"], axis=0)
     busiest = crossing.groupby(["cell", "place"])["value"].sum().groupby("cell").max()
-    rate = (busiest / timed.sum(axis=1)).where((cells["engine"] == _TIMED_BY_DEVICES) & (timed.sum(axis=1) > 0))
+    # Exchanges of other engines have no times of their own: a wait for a rank that computes is one for its rows.
+    rate = (busiest / timed.sum(axis=1)).where(cells["engine"].isin(CUDA_ENGINES) & (timed.sum(axis=1) > 0))
     known = _of_job(results, "link_bandwidth")
     return cells.assign(
         exposed=timed["exposed"],

@@ -79,13 +79,19 @@ def gloo_communicator(timeout: float) -> NcclCommunicator:
 
 
 def gpu_rank(
-    rank: int, ranks: int, port: int, folder: str, task: Callable[[Communicator], Any], pace: float | None = None
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: str,
+    task: Callable[[Communicator], Any],
+    pace: float | None = None,
+    windows: bool = False,
 ) -> None:
     """A rank on a GPU of its own, as torchrun starts it."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    os.environ |= {"WORLD_SIZE": str(ranks), "NCCL_NVLS_ENABLE": "0"}
+    os.environ |= {"WORLD_SIZE": str(ranks), "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     os.environ |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), "lo")
-    comm = connect(TIMEOUT, pace)
+    comm = connect(TIMEOUT, pace, windows)
     torch.save(task(comm), f"{folder}/{rank}.pt")
     comm.barrier()
     comm.close()
@@ -310,6 +316,43 @@ def test_rows_sent_live_until_they_have_arrived_and_overlap_is_measured(tmp_path
         assert said["exposed"]["a"] >= 0
         assert said["exposed"]["a"] + said["hidden"]["a"] > 0
         assert said["link"][rank].tolist() == [20 * 64_000_000] * 2
+
+
+def written_exchanges(comm: Communicator) -> dict[str, Any]:
+    """Rows written into the other rank's window, again and again while it is read, in sizes of which some are nothing
+    and some let the window grow."""
+    wrong, other = 0, 1 - comm.rank
+    sizes = [(turn % 5 * 100_000 * (turn + 1), (turn + 2) % 3 * 50_000) for turn in range(20)]
+    for turn, rows in enumerate(sizes):
+        windows = comm.windows("inbox", 16 * max(rows))
+        assert windows is not None
+        into, there = (
+            windows[rank].view(torch.float32)[: 4 * n].view(n, 4)
+            for rank, n in ((comm.rank, rows[other]), (other, rows[comm.rank]))
+        )
+        sent = torch.full((rows[comm.rank], 4), float(10 * turn + comm.rank), device=comm.device)
+        nothing = sent[:0]
+        to, back = [0, 0], [0, 0]
+        to[other], back[other] = rows[comm.rank], rows[other]
+        places = [nothing, nothing]
+        places[other] = into
+        aims = [nothing, nothing]
+        aims[other] = there
+        comm.exchange("a", sent, to, back, terms=Terms(own=False, into=places, there=aims)).wait()
+        wrong += int((into != 10.0 * turn + other).sum())
+    comm.settle()
+    written = 16 * torch.tensor([of_rank[comm.rank] for of_rank in sizes]).sum()
+    return {"wrong": wrong, "written": written, "link": comm.ledger.over_link()[comm.rank].sum(), "engine": comm.engine}
+
+
+@pytest.mark.gpu
+@pytest.mark.multigpu
+def test_ranks_write_each_others_windows(tmp_path):
+    two_gpus()
+    for said in said_by(partial(gpu_rank, windows=True), 2, tmp_path, written_exchanges):
+        assert said["engine"] == "symmetric"
+        assert said["wrong"] == 0
+        assert said["written"] == said["link"]
 
 
 def paced_on_gpu(comm: Communicator) -> float:

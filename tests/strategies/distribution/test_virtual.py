@@ -179,12 +179,6 @@ def test_send_counts_that_do_not_cover_the_rows_are_refused():
         LocalCommunicator().exchange("test", torch.zeros(3), [2], [3])
 
 
-def test_window_keeps_its_memory_between_calls():
-    comm = LocalCommunicator()
-    first = comm.window("inbox", 64)
-    assert comm.window("inbox", 32).data_ptr() == first.data_ptr()
-
-
 def test_what_another_library_exchanges_is_booked_paced_and_exposed():
     def main(comm):
         comm.pace = 100.0
