@@ -1,39 +1,19 @@
-"""Cost of tiles, learnt from the last visit of each view, the same on all ranks.
-
-What a step showed is on its way to the others while the next step runs, and is looked at when a view comes again.
-"""
+"""Cost of tiles, learnt from the last visit of each view, the same on all ranks."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from cuda_src.camera import Camera
-from strategies.distribution.communicator import Communicator, Pending
-from strategies.distribution.regions import Regions, Unit, cut_regions, largest_share
-from strategies.distribution.tile_costs import TileCosts
+from strategies.distribution.communicator import Communicator
+from strategies.distribution.cuts import Cuts
+from strategies.distribution.regions import Regions, Unit
 
 STAGE = "balance"
-WORTH_A_CUT = 0.01
-"""Share by which new cuts have to make the largest segment smaller to take the place of a batch's last ones."""
-OFTEN, SELDOM = 4, 16
-"""Visits of a batch after which its work is learnt only every so many: it follows Gaussians that move slowly."""
-MOST_BATCHES = 4096
-"""Whose cuts are kept: shuffled batches of several views seldom come again."""
 _NANOSECONDS = 1e9
-
-
-@dataclass(frozen=True)
-class _Lesson:
-    """Costs of a batch on their way: [ranks, k] int64, of each rank's tiles in order, or its segment's nanoseconds."""
-
-    views: tuple[int, ...]
-    regions: Regions
-    coming: Pending
 
 
 class Balance:
@@ -47,39 +27,14 @@ class Balance:
         self, comm: Communicator, unit: Unit, cost: Literal["measured", "work", "off"], batches: bool = True
     ) -> None:
         self._comm = comm
-        self._unit: Unit = unit
         self._cost = cost
         self._batches = batches
-        self._costs = TileCosts()
-        self._last: dict[tuple[int, ...], Regions] = {}
-        self._visits: dict[tuple[int, ...], int] = {}
-        self._news: set[int] = set()
-        """Views of which something was learnt since they were cut."""
-        self._lessons: deque[_Lesson] = deque()
+        self._cuts = Cuts(comm.ranks, unit)
         self._timed: tuple[tuple[int, ...], Regions, Callable[[], float]] | None = None
 
     def cut(self, views: Sequence[int], cameras: Sequence[Camera]) -> Regions:
         """Regions of a batch from what is known of its views."""
-        while any(view in lesson.views for lesson in self._lessons for view in views):
-            self._keep(self._lessons.popleft())
-        last = self._last.get(tuple(views))
-        if last is not None and last.cameras == tuple(cameras) and not any(view in self._news for view in views):
-            return last
-        self._news.difference_update(views)
-        costs = self._costs.of(views, cameras)
-        if not self._learns(len(views)):
-            costs = [torch.ones(c.tiles) for c in cameras]
-        best = cut_regions(cameras, costs, self._comm.ranks, self._unit)
-        # What is known of a batch goes by its cuts, so they stay while others would hardly be better.
-        if last is not None and last.cameras == best.cameras:
-            total = torch.cat(costs)
-            if largest_share(last, total) <= (1 + WORTH_A_CUT) * largest_share(best, total):
-                return last
-        if len(self._last) >= MOST_BATCHES:
-            self._last.clear()
-            self._visits.clear()
-        self._last[tuple(views)] = best
-        return best
+        return self._cuts.of(views, cameras, even=not self._learns(len(views)))
 
     def learn(
         self,
@@ -109,8 +64,7 @@ class Balance:
         """
         if self._cost != "work" or not self._learns(len(views)):
             return
-        visits = self._visits[tuple(views)] = self._visits.get(tuple(views), 0) + 1
-        if visits > OFTEN and visits % SELDOM:
+        if not self._cuts.due(views):
             return
         mine = torch.cat([of_view().to(torch.int64) for of_view in work])
         # All ranks send as many, so that nobody need be told how many come.
@@ -120,17 +74,14 @@ class Balance:
 
     def _share(self, views: tuple[int, ...], regions: Regions, costs: torch.Tensor) -> None:
         coming = self._comm.counts(STAGE, costs.expand(self._comm.ranks, -1))
-        self._lessons.append(_Lesson(views, regions, coming))
 
-    def _keep(self, lesson: _Lesson) -> None:
-        every, lengths = lesson.coming.wait().cpu().double(), lesson.regions.lengths
-        if self._cost == "measured":
-            shares = [own.expand(k) / max(1, k) for own, k in zip(every, lengths, strict=True)]
-        else:
-            shares = [own[:k] for own, k in zip(every, lengths, strict=True)]
-        # Segments follow one another in rank order, so the parts laid end to end are the batch's list of tiles.
-        self._costs.keep(lesson.views, lesson.regions, torch.cat(shares))
-        self._news.update(lesson.views)
+        def of_ranks() -> list[torch.Tensor]:
+            every = coming.wait().cpu().double()
+            if self._cost == "measured":
+                return [own.expand(k) / max(1, k) for own, k in zip(every, regions.lengths, strict=True)]
+            return [own[:k] for own, k in zip(every, regions.lengths, strict=True)]
+
+        self._cuts.learn(views, regions, of_ranks)
 
     def _learns(self, batch: int) -> bool:
         if self._cost == "off":

@@ -25,19 +25,20 @@ T = TypeVar("T")
 class Streams(Generic[P]):
     """One thread a place, which runs what is launched on it in order.
 
-    devices: of the places. A GPU place's thread queues its work on its device's current stream, which places that share
-    the device share too.
+    devices: of the places. What is launched on a GPU place is queued on its device's current stream, which places that
+    share the device share too; the caller queues it himself: threads would take the interpreter from one another.
     """
 
     def __init__(self, places: Sequence[P], devices: Sequence[torch.device] = ()):
         self._places = places
-        self._gpus = sorted({gpu_of(device) for device in devices if device.type == "cuda"})
-        self._threads = [
-            ThreadPoolExecutor(1, f"place-{p}", _bind, (devices[p] if devices else None,)) for p in range(len(places))
-        ]
+        self._numbers = [gpu_of(device) for device in devices if device.type == "cuda"]
+        self._gpus = sorted(set(self._numbers))
+        self._threads = [ThreadPoolExecutor(1, f"place-{p}") for p in range(0 if self._gpus else len(places))]
 
     def launch(self, work: Callable[[P], T]) -> list[Future[T]]:
         """For every place: queue work(place) on its stream and return at once."""
+        if self._gpus:
+            return [_queued(gpu, work, place) for gpu, place in zip(self._numbers, self._places, strict=True)]
         return [t.submit(work, place) for t, place in zip(self._threads, self._places, strict=True)]
 
     def join(self, launched: Sequence[Future[T]]) -> list[T]:
@@ -45,7 +46,8 @@ class Streams(Generic[P]):
 
         The host waits for its threads alone, GPUs for each other.
         """
-        wait(launched)
+        if self._threads:
+            wait(launched)
         results = [future.result() for future in launched]
         self.meet()
         return results
@@ -54,9 +56,10 @@ class Streams(Generic[P]):
         """Whatever any thread queues on a GPU from here on comes after all that is queued on any GPU now."""
         if len(self._gpus) > 1:
             streams = [torch.cuda.current_stream(gpu) for gpu in self._gpus]
-            for done in [stream.record_event() for stream in streams]:
+            for done, own in [(stream.record_event(), stream) for stream in streams]:
                 for stream in streams:
-                    stream.wait_event(done)
+                    if stream is not own:
+                        stream.wait_event(done)
 
 
 def gpu_of(device: torch.device) -> int:
@@ -64,10 +67,15 @@ def gpu_of(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _bind(device: torch.device | None) -> None:
-    """A thread's own current device."""
-    if device is not None and device.type == "cuda":
-        torch.cuda.set_device(gpu_of(device))
+def _queued(gpu: int, work: Callable[[P], T], place: P) -> Future[T]:
+    """Done with that GPU as the current one."""
+    done: Future[T] = Future()
+    try:
+        with torch.cuda.device(gpu):
+            done.set_result(work(place))
+    except Exception as error:
+        done.set_exception(error)
+    return done
 
 
 @dataclass

@@ -72,7 +72,7 @@ class Push(GradientReturn):
         return totals
 
     def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], torch.Tensor]:
-        return lambda: self.route.stored_bytes().T
+        return lambda: torch.tensor(self.route.stored_bytes).T
 
 
 class RemoteAtomic(GradientReturn):

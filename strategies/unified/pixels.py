@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from strategies.distribution.halo import pixels_between
 from strategies.distribution.ledger import Ledger
+from strategies.distribution.placed_regions import MOST_KEPT, PlacedRegions
 from strategies.distribution.regions import Regions, queued_copy
 from strategies.unified.frames import Frames
 from strategies.unified.sectors import scattered_bytes
@@ -16,17 +17,51 @@ PIXEL_BYTES = 12
 """Three float32."""
 
 
-def read_halo(regions: Regions, frames: Frames, place: int) -> list[int]:
-    """On the place's stream: fill in the others' pixels within SSIM_HALO of its own; bytes read by source.
+@dataclass(frozen=True)
+class _Read:
+    """Pixels of one view that a place reads from another: their positions, [n] row-major, there and here."""
 
-    Each place writes into its own images, and of others reads only pixels that those own: no two meet.
+    source: int
+    view: int
+    there: torch.Tensor
+    here: torch.Tensor
+    bytes: int
+
+
+class HaloReads:
+    """The others' pixels within SSIM_HALO of a place's own. What is read is found once for regions that come again.
+
+    devices: of all places.
     """
-    read = [0] * len(frames)
-    for source in range(len(frames)):
-        for view, pixels in enumerate(pixels_between(regions, source, place)):
-            if len(pixels):
-                read[source] += _read(frames[place][view].image, frames[source][view].image, pixels)
-    return read
+
+    def __init__(self, place: int, devices: Sequence[torch.device]) -> None:
+        self._place, self._devices = place, devices
+        self._known: dict[int, tuple[PlacedRegions, list[_Read]]] = {}
+
+    def read(self, placed: PlacedRegions, frames: Frames) -> list[int]:
+        """On the place's stream: fill them in; bytes read by source.
+
+        Each place writes into its own images, and of others reads only pixels that those own: no two meet.
+        """
+        known = self._known.get(id(placed))
+        if known is None:
+            if len(self._known) >= MOST_KEPT:
+                self._known.clear()
+            known = self._known[id(placed)] = placed, self._reads(placed)  # Held, so that its identity stays its own.
+        read = [0] * len(frames)
+        for one in known[1]:
+            _copy(frames[self._place][one.view].image, frames[one.source][one.view].image, one.here, one.there)
+            read[one.source] += one.bytes
+        return read
+
+    def _reads(self, placed: PlacedRegions) -> list[_Read]:
+        reads = []
+        for source, of_source in enumerate(placed.halo.takes):
+            for view, pixels in enumerate(of_source):
+                if len(pixels):
+                    there, here = (queued_copy(pixels, self._devices[place]) for place in (source, self._place))
+                    reads.append(_Read(source, view, there, here, scattered_bytes(pixels, PIXEL_BYTES)))
+        return reads
 
 
 def read_image(
@@ -39,7 +74,9 @@ def read_image(
     image = parts[place] if place in parts else torch.zeros_like(next(iter(parts.values())), device=device)
     for source, part in parts.items():
         if source != place:
-            read[source] = _read(image, part, (owner == source).nonzero().flatten())
+            pixels = (owner == source).nonzero().flatten()
+            _copy(image, part, queued_copy(pixels, image.device), queued_copy(pixels, part.device))
+            read[source] = scattered_bytes(pixels, PIXEL_BYTES)
     return image, read
 
 
@@ -49,11 +86,7 @@ def enter_reads(ledger: Ledger, stage: str, read: Sequence[Sequence[int]]) -> No
         ledger.add(stage, source, [of_reader[source] for of_reader in read])
 
 
-def _read(into: torch.Tensor, source: torch.Tensor, pixels: torch.Tensor) -> int:
-    """Copy some pixels, [n] row-major positions on the host, ascending, from one image to another; bytes read.
-
-    Between GPUs they cross packed, since a copy has whole runs of sectors where single loads would have parts.
-    """
-    read = source.view(-1, 3)[queued_copy(pixels, source.device)].to(into.device, non_blocking=True)
-    into.view(-1, 3)[queued_copy(pixels, into.device)] = read
-    return scattered_bytes(pixels, PIXEL_BYTES)
+def _copy(into: torch.Tensor, source: torch.Tensor, here: torch.Tensor, there: torch.Tensor) -> None:
+    """Some pixels from one image to another. Between GPUs they cross packed, since a copy has whole runs of sectors
+    where single loads would have parts."""
+    into.view(-1, 3)[here] = source.view(-1, 3)[there].to(into.device, non_blocking=True)

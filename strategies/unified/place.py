@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,7 +11,8 @@ from cuda_src import operators as op
 from cuda_src.exchange import OVERFLOWED, OWN_SPLATS, OWN_UNDRAWN, route_splats
 from cuda_src.layout import RECORD_DEPTH
 from strategies.base import Context
-from strategies.distribution.host_copies import HostCopies
+from strategies.distribution.host_copies import HostCopies, HostCopy
+from strategies.distribution.placed_regions import PlacedRegionsKept
 from strategies.distribution.regions import Regions
 from strategies.distribution.tile_lists import list_tiles
 from strategies.training.optimizer import RowAdam
@@ -19,10 +20,23 @@ from strategies.training.rooms import Rooms
 from strategies.unified.arenas import Arena
 from strategies.unified.frames import Frame
 from strategies.unified.gradients import GradientReturn
+from strategies.unified.pixels import HaloReads
 from strategies.unified.push import Addressed, Route, Routed, ViewCounts, addressed
 
 Truth = tuple[torch.Tensor, torch.Tensor | None]
 """A view's photograph [H, W, 3] uint8 and its mask [H, W] uint8, if it has one."""
+
+
+@dataclass(frozen=True)
+class Projected:
+    """A place's splats of a batch and where they go, by view, and their counts on the way to the host."""
+
+    views: Sequence[int | None]
+    regions: Regions
+    degree: int
+    rooms: Sequence[op.Room | None]
+    found: Sequence[Routed]
+    counts: HostCopy
 
 
 class Place:
@@ -38,22 +52,28 @@ class Place:
         self.optimizer = RowAdam(ctx.training, self.kernels, ctx.extent, arena.shared, own)
         self.rooms = Rooms[int](arena.device)
         self.copies = HostCopies()
+        self.placed = PlacedRegionsKept(number, arena.device)
+        self.halo = HaloReads(number, ctx.world.devices)
 
-    def project(self, views: Sequence[int | None], regions: Regions, degree: int) -> Addressed:
+    def project(self, views: Sequence[int | None], regions: Regions, degree: int) -> Projected:
         """Project the rows that lie here, and test which places' tiles each splat meets.
 
-        views: by number; None for one without. The host waits once, for all counts, where kernels take rooms and the
-        views have been visited before.
+        views: by number; None for one without. The host waits for nothing where kernels take rooms and the views have
+        been visited before.
         """
-        owners = regions.owners(self.arena.device)
-        rooms = [self._room(view) for view in views]
+        owners, rooms = self.placed.of(regions).owners, [self._room(view) for view in views]
         found = [self._route(regions, n, owners[n], degree, room) for n, room in enumerate(rooms)]
-        counts = self._read(found)
-        for n, (view, room) in enumerate(zip(views, rooms, strict=True)):
+        return Projected(views, regions, degree, rooms, found, self._counts(found))
+
+    def address(self, projected: Projected) -> Addressed:
+        """What comes of it, once the host knows all counts."""
+        regions, found = projected.regions, list(projected.found)
+        counts = projected.counts.read(_as_numbers)
+        for n, (view, room) in enumerate(zip(projected.views, projected.rooms, strict=True)):
             if counts[n][0][OVERFLOWED]:
                 self.rooms.overflow.zero_()
-                found[n], room = self._route(regions, n, owners[n], degree), None
-                (counts[n],) = self._read([found[n]])
+                found[n] = self._route(regions, n, self.placed.of(regions).owners[n], projected.degree)
+                (counts[n],), room = self._counts([found[n]]).read(_as_numbers), None
             if room is not None:
                 found[n] = _in_use(found[n], counts[n])
             if view is not None:
@@ -78,10 +98,9 @@ class Place:
         limit = self._limit(regions, number)
         return Routed(splats, route_splats(kernels, splats, camera, owners, regions.ranks, work, limit))
 
-    def _read(self, found: Sequence[Routed]) -> list[ViewCounts]:
-        """Counts of each view, for which the host waits."""
-        counts = torch.stack([one.routing.counts for one in found])
-        return self.copies.start(counts).read(lambda there: there.tolist())
+    def _counts(self, found: Sequence[Routed]) -> HostCopy:
+        """Of each view, on their way to the host."""
+        return self.copies.start(torch.stack([one.routing.counts for one in found]))
 
     def bin(self, regions: Regions, route: Route) -> dict[int, tuple[op.Splats, op.Bins]]:
         """Tile lists of this place's tiles from its inbox, by view; views without such tiles are left out."""
@@ -148,6 +167,10 @@ class Place:
         """Depth limits of the view's tiles, which are kept on the first place's device, where they are used."""
         limit = regions.limit(view)
         return None if limit is None else limit.to(self.arena.device)
+
+
+def _as_numbers(counts: torch.Tensor) -> list[ViewCounts]:
+    return counts.tolist()
 
 
 def _in_use(found: Routed, counts: ViewCounts) -> Routed:

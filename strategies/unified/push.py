@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 
@@ -91,8 +93,8 @@ class Route:
         """Room for every source's records one after another in each inbox."""
         first, inboxes = [], []
         for view in range(len(owners[0].sent)):
-            counts = torch.tensor([[len(sent) for sent in owner.sent[view]] for owner in owners])
-            slots = torch.cat([torch.zeros_like(counts[:1]), counts.cumsum(0)]).T.tolist()
+            to_place = [[len(owner.sent[view][place]) for owner in owners] for place in range(len(owners))]
+            slots = [list(accumulate(counts, initial=0)) for counts in to_place]
             size = record // 4
             first.append(slots)
             inboxes.append(
@@ -143,20 +145,20 @@ class Route:
         records = take_records(kernels, work, "inbox.records", len(inbox)).copy_(inbox[:, :RECORD])
         return Splats(torch.arange(len(inbox), device=inbox.device), self.rows(view, destination), records)
 
-    def stored_bytes(self) -> torch.Tensor:
-        """Bytes of the slots by source and destination, [places, places] int64, in sectors of 32 B."""
-        places = len(self.owners)
-        table = torch.zeros((places, places), dtype=torch.int64)
-        for view in range(self.views):
-            for source in range(places):
-                for destination in range(places):
-                    run = self.slots(view, source, destination)
-                    table[source, destination] += run_bytes(run.start * self.record, run.stop * self.record)
-        return table
+    @cached_property
+    def stored_bytes(self) -> list[list[int]]:
+        """Bytes of the slots by source and destination, in sectors of 32 B."""
+        places = range(len(self.owners))
+
+        def stored(source: int, destination: int) -> int:
+            runs = [self.slots(view, source, destination) for view in range(self.views)]
+            return sum(run_bytes(run.start * self.record, run.stop * self.record) for run in runs)
+
+        return [[stored(source, destination) for destination in places] for source in places]
 
     def enter(self, ledger: Ledger, stage: str) -> None:
         """What `store` wrote, in the ledger; the counts beside it are metadata."""
-        for source, bytes_to in enumerate(self.stored_bytes().tolist()):
+        for source, bytes_to in enumerate(self.stored_bytes):
             ledger.add(stage, source, bytes_to)
             ledger.add(stage, source, [COUNT_BYTES * self.views] * len(self.owners), metadata=True)
 

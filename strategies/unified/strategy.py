@@ -11,7 +11,8 @@ import torch
 
 from cuda_src.camera import Camera
 from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
-from strategies.distribution.regions import Regions, cut_regions
+from strategies.distribution.cuts import Cuts
+from strategies.distribution.regions import Regions
 from strategies.distribution.tile_costs import tile_work
 from strategies.gaussians import Gaussians
 from strategies.info import Options
@@ -21,8 +22,7 @@ from strategies.unified.arenas import Streams
 from strategies.unified.frames import Frames
 from strategies.unified.gradients import GRADIENT_RETURNS
 from strategies.unified.info import UnifiedOptions, lacks
-from strategies.unified.late_costs import LateCosts
-from strategies.unified.pixels import enter_reads, read_halo, read_image
+from strategies.unified.pixels import enter_reads, read_image
 from strategies.unified.place import Place, Truth
 from strategies.unified.push import Route
 from strategies.unified.table import SharedRows, lay_out
@@ -39,7 +39,7 @@ class Unified(Strategy):
         if lacking := lacks(options, ctx.world.devices[0].type):
             raise ValueError(lacking)
         self.ctx, self.images, self.options = ctx, images, options
-        self.costs = LateCosts()
+        self.cuts = Cuts(ctx.world.places, "block")
         self.occlusion = OcclusionHistory(ctx.training)
         self._images_seen = 0
         self._release: weakref.finalize | None = None
@@ -55,7 +55,7 @@ class Unified(Strategy):
         route = self._push_splats(views, regions, degree)
         frames = self._raster(regions, route)
         with clock("exchange_loss"):
-            enter_reads(ledger, "exchange_loss", each(lambda p: read_halo(regions, frames, p.number)))
+            enter_reads(ledger, "exchange_loss", each(lambda p: p.halo.read(p.placed.of(regions), frames)))
         with clock("loss"):
             devices = ctx.world.devices
             truths = {device: [self._truth(view, device) for view in views] for device in dict.fromkeys(devices)}
@@ -109,7 +109,7 @@ class Unified(Strategy):
 
     @property
     def tensor_bytes(self) -> list[int]:
-        return [place.arena.peak_bytes for place in self.places]
+        return [place.arena.peak_bytes + place.placed.bytes for place in self.places]
 
     @property
     def mapped_bytes(self) -> list[int]:
@@ -137,16 +137,13 @@ class Unified(Strategy):
 
     def _cut(self, views: Sequence[int], cameras: Sequence[Camera]) -> Regions:
         """One range of the batch's tiles a place, by the work that each view was at its last visit."""
-        if self.options.balance == "work":
-            costs = self.costs.of(views, cameras)
-        else:
-            costs = [torch.ones(camera.tiles) for camera in cameras]
-        return cut_regions(cameras, costs, self.ctx.world.places, "block")
+        return self.cuts.of(views, cameras, even=self.options.balance == "off")
 
     def _push_splats(self, views: Sequence[int | None], regions: Regions, degree: int) -> Route:
         """Project on the owners, and store each splat in the inboxes of the places whose tiles it meets."""
         with self.ctx.clock("project"):
-            owners = self._each(lambda p: p.project(views, regions, degree))
+            projected = self._each(lambda p: p.project(views, regions, degree))
+            owners = self._each(lambda p: p.address(projected[p.number]))
         with self.ctx.clock("exchange_forward"):
             arenas = [place.arena for place in self.places]
             route = Route.reserve(owners, arenas, self.options.record, self.ctx.kernels.dtype)
@@ -172,10 +169,10 @@ class Unified(Strategy):
         Ranges follow one another in the order of places, as the batch's tiles do.
         """
         parts = [(place, view, of_place[view]) for place, of_place in enumerate(frames) for view in sorted(of_place)]
-        if self.options.balance == "work":
+        if self.options.balance == "work" and self.cuts.due(views):
             works = [tile_work(frame.raster, frame.bins, regions.cameras[view]) for _, view, frame in parts]
-            copies = [self.places[place].copies for place, *_ in parts]
-            self.costs.learn(views, regions, [c.start(work) for c, work in zip(copies, works, strict=True)])
+            copies = [self.places[place].copies.start(work) for (place, *_), work in zip(parts, works, strict=True)]
+            self.cuts.learn(views, regions, lambda: [copy.read(torch.clone) for copy in copies])
         if self.occlusion.on:
             home = self.places[0].arena.device
             limits = [

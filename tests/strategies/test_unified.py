@@ -208,14 +208,15 @@ def test_ranges_of_tiles_follow_the_work_of_the_last_visit(make_scene):
     assert work._cut([0], [camera]).cuts == off._cut([0], [camera]).cuts
     trained(work, scene, 1)
     trained(off, scene, 1)
-    cost = work.costs.of([0], [camera])[0]
+    by_work = work._cut([0], [camera])
+    cost = work.cuts._costs.of([0], [camera])[0]
 
     def largest(regions) -> float:
         return max(float(cost[regions.of(place, 0).long()].sum()) for place in range(4))
 
     evenly = off._cut([0], [camera])
     assert sorted(len(evenly.of(place, 0)) for place in range(4)) == [10, 10, 11, 11]
-    assert largest(work._cut([0], [camera])) < 0.7 * largest(evenly)
+    assert largest(by_work) < 0.7 * largest(evenly)
 
 
 @dataclass

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,7 +85,7 @@ def test_an_inbox_keeps_every_bit_of_records_and_rows(dtype, record):
     assert [route.instances(0, place) for place in (0, 1)] == [5, 3]
     assert torch.equal(first.records, torch.cat([records[:1], records[4:]]))
     assert torch.equal(second.records, records[1:4])
-    assert route.stored_bytes().tolist() == ([[64, 192], [256, 0]] if record == 64 else [[64, 160], [224, 0]])
+    assert route.stored_bytes == ([[64, 192], [256, 0]] if record == 64 else [[64, 160], [224, 0]])
 
 
 def test_a_stream_is_one_thread_that_runs_what_is_launched_in_order():
@@ -104,6 +107,41 @@ def test_a_stream_is_one_thread_that_runs_what_is_launched_in_order():
     threads = [{thread for _, thread in of_place} for of_place in ran.values()]
     assert all(len(of_place) == 1 for of_place in threads)
     assert len(set.union(*threads)) == 3
+
+
+def test_on_gpus_the_caller_queues_each_place_with_its_gpu_as_the_current_one(monkeypatch):
+    """Two places share a GPU; what one place failed at does not keep the others from theirs."""
+    current, waited, here = [9], [], threading.get_ident()
+
+    @contextmanager
+    def device(gpu: int) -> Iterator[None]:
+        current.append(gpu)
+        try:
+            yield
+        finally:
+            current.pop()
+
+    def stream(gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(record_event=lambda: f"end of {gpu}", wait_event=lambda end: waited.append((gpu, end)))
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    streams = Streams("abc", [torch.device("cuda", gpu) for gpu in (1, 1, 4)])
+    ran = []
+
+    def work(place: str) -> str:
+        ran.append((place, current[-1], threading.get_ident()))
+        if place == "b":
+            raise RuntimeError("b cannot")
+        return place
+
+    with pytest.raises(RuntimeError, match="b cannot"):
+        streams.join(streams.launch(work))
+    assert ran == [("a", 1, here), ("b", 1, here), ("c", 4, here)]
+    assert waited == []
+    assert streams.join(streams.launch(str.upper)) == ["A", "B", "C"]
+    assert waited == [(4, "end of 1"), (1, "end of 4")]
+    assert current == [9]
 
 
 def test_join_waits_for_every_place_before_it_raises_the_first_ones_exception():
