@@ -16,7 +16,7 @@ import torch
 
 from cuda_src.cache import cache_directory
 
-WORTH_KEEPING = 1 << 28
+WORTH_KEEPING = 1 << 26
 """Bytes from which a table is kept: drawing less takes no time to speak of."""
 MOST_BYTES = 24 << 30
 """Of all that are kept; those that were used longest ago make room."""

@@ -90,3 +90,12 @@ def test_the_anchor_is_the_same_from_its_file(folder: Path) -> None:
     drawn, read = (AnchorGaussians(300, 5).read(every, torch.device("cpu")) for _ in range(2))
     assert len(list(folder.iterdir())) == 1
     assert torch.equal(drawn, read)
+
+
+def test_means_of_the_anchor_are_kept_by_themselves(folder: Path) -> None:
+    drawn, read = (AnchorGaussians(300, 5) for _ in range(2))
+    assert (drawn.bounds == read.bounds).all()
+    assert len(list(folder.glob("anchor-300-5-*-means.float32"))) == 1
+    means = read.read(torch.arange(300), torch.device("cpu"))[:, :3]
+    assert torch.equal(read.positions(20, 300), means[20:])
+    assert (read.bounds == torch.stack([means.amin(0), means.amax(0)]).numpy()).all()
