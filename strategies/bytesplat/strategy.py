@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from cuda_src import operators as op
+from cuda_src.tape import act
 from strategies.base import Context, GaussianSource, ImageSource
 from strategies.bytesplat.info import BytesplatOptions, refuses_training
 from strategies.bytesplat.pruning import Pruner, Sight, capacity, list_lengths
@@ -31,6 +32,10 @@ _STREAM_JITTER = 3
 
 class ByteSplat(GaussianLevel):
     """Fused raster, sparse gradients and hardware-aware pruning, each of them an option."""
+
+    @property
+    def compute_is_taped(self) -> bool:
+        return self.options.raster == "separate" and not self.options.jitter  # Which the images seen decide.
 
     def setup(self, ctx: Context, source: GaussianSource, images: ImageSource, options: Options) -> None:
         assert isinstance(options, BytesplatOptions)
@@ -93,11 +98,15 @@ class ByteSplat(GaussianLevel):
 
     def _count(self, shares: Sequence[Share]) -> None:
         """Tiles whose list fits the budget, tiles that the fused raster handled, and all."""
-        lengths = torch.cat([list_lengths(share.bins) for share in shares])
-        fused = len(lengths) if self.options.raster == "fused" else 0
-        self._lists[0] += (lengths <= self.capacity).sum()
-        self._lists[1] += fused
-        self._lists[2] += len(lengths)
+        fused = self.options.raster == "fused"
+
+        def count() -> None:
+            lengths = torch.cat([list_lengths(share.bins) for share in shares])
+            self._lists[0] += (lengths <= self.capacity).sum()
+            self._lists[1] += fused * len(lengths)
+            self._lists[2] += len(lengths)
+
+        act(count)
 
     def _prune(self, views: Sequence[int]) -> None:
         """Remove what keeps tile lists over the budget, or as many by importance alone."""

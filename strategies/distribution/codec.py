@@ -79,6 +79,8 @@ class Codec(ABC):
     name: str
     moves_own = True
     """Whether a rank's rows for itself go through it too; if not, their places in what is sent and comes are empty."""
+    takes_rooms = True
+    """Whether rows may be among those it is given that hold nothing, zeros whose ids mean nothing."""
 
     @property
     def bytes(self) -> int:
@@ -182,6 +184,7 @@ class BFloat16(Codec):
     """
 
     name = "bf16"
+    takes_rooms = False
 
     def __init__(self) -> None:
         self._remainders: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

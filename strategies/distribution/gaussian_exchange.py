@@ -298,14 +298,23 @@ class Passage:
         rows = self._work.take("exchange.returned", (sum(self._from), SENT_GRADIENTS), gradients.dtype)
         pack_gradients(exchange.kernels, gradients, hole, rows, exchange.counted_zeros)
         act(partial(self._gives, rows.shape[0]))
-        self._gradients = None if exchange.codec.moves_own else gradients
+        groups = [[n] for n in self._from]
+        if exchange.codec.moves_own:  # All at once, anew each time: what it sends follows from the rows.
+            self._gradients = None
+
+            def send() -> None:
+                outgoing = Outgoing(rows, groups, [view], self._arrived.ids)
+                self._leaving = exchange.codec.send(exchange.comm, outgoing, [[n] for n in self._to])
+
+            act(send)
+            return
+        self._gradients = gradients
         batch, coming = self._batch, self._batch.back.next
         assert coming[exchange.comm.rank] == self._number, "gradients are given back in their turns"
-        if not (exchange.codec.moves_own or batch.awaited):
+        if not batch.awaited:
             batch.awaited = [member.awaits(exchange.comm, gradients.dtype) for member in batch.members]
-        into = [batch.awaited[number].of(source) for source, number in enumerate(coming)] if batch.awaited else None
-        there = batch.awaited[self._number].there if batch.awaited else None
-        outgoing = Outgoing(rows, [[n] for n in self._from], [view], self._arrived.ids, into, there)
+        into = [batch.awaited[number].of(source) for source, number in enumerate(coming)]
+        outgoing = Outgoing(rows, groups, [view], self._arrived.ids, into, batch.awaited[self._number].there)
         awaited = [[batch.members[number].to[source]] for source, number in enumerate(coming)]
         self._leaving = exchange.codec.send(exchange.comm, outgoing, awaited)
         batch.back.begun(lambda: self._returning())
@@ -316,7 +325,11 @@ class Passage:
 
     def proceed(self) -> None:
         """Let the gradients follow that could not leave before the host knew how many they are."""
-        self._returning = self._leaving()
+
+        def proceed() -> None:
+            self._returning = self._leaving()
+
+        act(proceed)
 
     def collect_own(self) -> torch.Tensor:
         """As `collect` returns them, while those of splats that went to other ranks are still to come."""
@@ -325,10 +338,12 @@ class Passage:
 
     def collect(self) -> torch.Tensor:
         """Gradients of this rank's own splats, [V, GRADIENT], summed over the ranks that rendered them."""
-        incoming = self._batch.back.wait(self._number)
-        awaited = self._batch.awaited
-        rows = awaited[self._number].memory if awaited else self._all_of(incoming)
-        return self._summed(rows, "rest" if self._own_collected else "all")
+        if not self._exchange.codec.moves_own:
+            self._batch.back.wait(self._number)
+            return self._summed(self._batch.awaited[self._number].memory, "rest" if self._own_collected else "all")
+        rows = self._work.take("exchange.sparse", (sum(self._to), SENT_GRADIENTS), self._exchange.kernels.dtype)
+        act(lambda: _put(self._returning(), rows))
+        return self._summed(rows, "all")
 
     @property
     def ranks_of_splats(self) -> tuple[torch.Tensor, int]:
@@ -369,6 +384,9 @@ class Passage:
             return
         left = [max(0, room - n[SENT_RECORDS]) for room, n in zip(self._from, came, strict=True)]
         exchange.records -= sum(left)
+        if exchange.codec.moves_own:  # Zeros, which it has left out.
+            exchange.unused += sum(left)
+            return
         exchange.unused += sum(left) - left[rank]
         exchange.comm.ledger.add_unused(RETURN_STAGE, rank, [BACKWARD_BYTES * n for n in left])
 
@@ -400,14 +418,13 @@ class Passage:
         )
         return total
 
-    def _all_of(self, incoming: Incoming) -> torch.Tensor:
-        """Rows of all records that were sent, zeros for those that a codec left out."""
-        if incoming.positions is None:
-            return incoming.rows
-        shape = sum(self._to), SENT_GRADIENTS
-        return self._work.zeros("exchange.sparse", shape, incoming.rows.dtype).index_copy_(
-            0, incoming.positions, incoming.rows
-        )
+
+def _put(incoming: Incoming, rows: torch.Tensor) -> None:
+    """What came among all rows that were sent, [S, SENT_GRADIENTS]; zeros for those that a codec left out."""
+    if incoming.positions is None:
+        rows.copy_(incoming.rows)
+    else:
+        rows.zero_().index_copy_(0, incoming.positions, incoming.rows)
 
 
 assert FORWARD_BYTES == 4 * RECORD

@@ -38,8 +38,10 @@ class GaussianLevel(GaussianPictures):
     for any count (strategies/distribution/late_batches.py); whatever reads the Gaussians settles such batches first.
     """
 
-    compute_is_taped = False
-    """Whether all that `_compute` does is done by `act`, so that a batch that comes again is played from a tape."""
+    @property
+    def compute_is_taped(self) -> bool:
+        """Whether all that `_compute` does is done by `act`, so that a batch that comes again is played from a tape."""
+        return False
 
     @abstractmethod
     def _halo(self, placed: PlacedRegions) -> Halo | None:

@@ -70,8 +70,8 @@ class GaussianPictures(Strategy):
 
     @property
     def _reads_counts(self) -> bool:
-        """The host has to: kernels take no rooms, or a codec's bytes follow from exact counts."""
-        return self.rooms is None or self.exchange.codec.moves_own
+        """The host has to: kernels take no rooms, or a codec does not."""
+        return self.rooms is None or not self.exchange.codec.takes_rooms
 
     def _rooms_of(self, views: Sequence[int], regions: Regions) -> list[PassageRoom] | None:
         return None if self._reads_counts else self.batch_rooms.of(views, regions)
@@ -198,7 +198,9 @@ class GaussianPictures(Strategy):
         """Where the host reads counts it does so view by view, and all ranks deal with the same."""
         if None in rooms:
             return Turns.alike(self.comm.ranks, len(regions.cameras))
-        return self.placed.of(regions).turns
+        turns = self.placed.of(regions).turns
+        # How much returns of a view the host may have to ask for, view by view.
+        return turns.returning_alike if self.exchange.codec.moves_own else turns
 
     def _depart(self, shares: Sequence[Share], turns: Turns) -> None:
         """Start the exchanges of records: one view's cross while the next is still projected."""

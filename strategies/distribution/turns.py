@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -17,12 +17,14 @@ Came = TypeVar("Came")
 @dataclass(frozen=True)
 class Turns:
     """orders: by rank, the views of a batch, by number, in the order in which the rank sends its rows of them.
+    alike_back: what is made of them goes back in the same order for all.
 
     At every turn each rank sends the rows of one view to all others, and receives, from each, rows of the view whose
     turn it is there.
     """
 
     orders: tuple[tuple[int, ...], ...]
+    alike_back: bool = False
 
     @classmethod
     def alike(cls, ranks: int, views: int = 1) -> Turns:
@@ -56,8 +58,14 @@ class Turns:
         return max(others, default=self.orders[rank].index(view))
 
     @cached_property
+    def returning_alike(self) -> Turns:
+        return replace(self, alike_back=True)
+
+    @cached_property
     def back(self) -> Turns:
-        """For what is made of the rows: views in the order in which they are complete at each rank."""
+        """For what is made of the rows: views in the order in which they are complete at each rank, or one for all."""
+        if self.alike_back:
+            return Turns.alike(len(self.orders), self.views)
         ranks, views = range(len(self.orders)), range(self.views)
         return Turns(tuple(tuple(sorted(views, key=lambda view: self.last(rank, view))) for rank in ranks))
 

@@ -22,7 +22,9 @@ from strategies.training.schedule import sh_degree
 class Grendel(GaussianLevel):
     """Gaussian-level exchange, the baseline of every claim."""
 
-    compute_is_taped = True
+    @property
+    def compute_is_taped(self) -> bool:
+        return True
 
     def setup(self, ctx: Context, source: GaussianSource, images: ImageSource, options: Options) -> None:
         assert isinstance(options, GrendelOptions)

@@ -264,9 +264,35 @@ def test_reports_keep_nothing_of_what_crossed(kernels_with_rooms, make_scene):
         assert instances > 0
 
 
-def test_codecs_that_leave_rows_out_keep_exact_counts(kernels_with_rooms, make_scene):
-    made = train(kernels_with_rooms, make_scene(), 2, 1, balance="off", codec="bitmap")
-    assert_equal_to_single(made, single_of(make_scene(), 1))
+@pytest.mark.parametrize("codec", ["bitmap", "index"])
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (2, 1), (3, 2)])
+def test_codecs_that_leave_rows_out_take_rooms_and_are_played(kernels_with_rooms, make_scene, codec, ranks, batch):
+    """What is left of rooms counts as no record, and none of it is sent."""
+    steps, scene = 48 // batch, make_scene()
+    made = train(kernels_with_rooms, scene, ranks, batch, steps=steps, rate=0.1, balance="off", codec=codec)
+    assert_equal_to_single(made, single_of(scene, batch, steps, 0.1))
+    assert [strategy.exact_steps for strategy in made.strategies] == [4 // batch] * ranks
+    assert all(strategy.taped.played > 0 for strategy in made.strategies)
+    exact = train(kernels_with_rooms, scene, ranks, batch, steps=steps, rate=0.1, balance="off", codec="dense")
+    for ours, theirs in zip(made.strategies, exact.strategies, strict=True):
+        assert (ours.exchange.zeros, ours.exchange.records) == (theirs.exchange.zeros, theirs.exchange.records)
+    if codec == "index":  # A bitmap has bits for rows that hold nothing.
+        plain = train(
+            lambda name: kernels_with_rooms(name, takes_rooms=False),
+            scene,
+            ranks,
+            batch,
+            steps=steps,
+            rate=0.1,
+            balance="off",
+            codec=codec,
+        )
+        for ours, theirs in zip(made.comms, plain.comms, strict=True):
+            assert torch.equal(ours.ledger.payload["exchange_backward"], theirs.ledger.payload["exchange_backward"])
+
+
+def test_a_codec_that_reads_ids_keeps_exact_counts(kernels_with_rooms, make_scene):
+    made = train(kernels_with_rooms, make_scene(), 2, 1, balance="off", codec="bf16")
     assert [strategy.exact_steps for strategy in made.strategies] == [STEPS] * 2
 
 
