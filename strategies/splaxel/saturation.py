@@ -7,6 +7,7 @@ told to all, so that masks are known alike everywhere and positions stay implied
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -72,21 +73,44 @@ class Judged:
     light: torch.Tensor
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What a step's visits showed, of which nobody has been told yet."""
+
+    views: Sequence[int]
+    sharings: Sequence[Sharing]
+    judged: Sequence[Judged]
+    images_seen: int
+
+
 class Masks:
-    """Masks of all views. `active` before a visit, `judge` and `learn` after it."""
+    """Masks of all views. `active` before a visit, `judge` and `learn` after it.
+
+    What a step showed is agreed on when the next one is queued, or one of its views comes again: the host would wait
+    for the device, and the device then for the host.
+    """
 
     def __init__(self, comm: Communicator, options: SplaxelOptions):
         self._comm, self._options = comm, options
         self._views: dict[int, _ViewMasks] = {}
         self._copies = HostCopies()
+        self._late: deque[_Step] = deque()
         self.counts = PairCounts()
 
     def forget(self) -> None:
-        """The boxes, or which Gaussians they hold, have changed: masks mean nothing any more."""
+        """The boxes, or which Gaussians they hold, have changed: masks mean nothing any more. Collective."""
+        self.settle()
         self._views = {}
 
+    def settle(self) -> None:
+        """Agree on what is known of all visits. Collective."""
+        while self._late:
+            self._agree(self._late.popleft())
+
     def active(self, view: int) -> dict[int, torch.Tensor]:
-        """By box, the grid that this visit shows; boxes left out of it show everything."""
+        """By box, the grid that this visit shows; boxes left out of it show everything. Collective."""
+        if any(view in step.views for step in self._late):
+            self.settle()
         known = self._views.get(view)
         if known is None or self._shows_all(known):
             return {}
@@ -112,27 +136,31 @@ class Masks:
         judged: Sequence[Judged],
         images_seen: int,
     ) -> None:
-        """Agree on the masks of the next visits. judged: what `judge` returned. Collective.
-
-        It waits for what was judged alone: the device has the rest of the step to do meanwhile.
-        """
+        """The masks of the next visits follow from this. judged: what `judge` returned. Collective."""
         if self._options.saturation == "off":
             return
-        mine = []
-        for view, sharing, of_view in zip(views, sharings, judged, strict=True):
+        self._late.append(_Step(views, sharings, judged, images_seen))
+        while len(self._late) > 1:
+            self._agree(self._late.popleft())
+
+    def _agree(self, step: _Step) -> None:
+        mine, sizes = [], [0] * self._comm.ranks
+        for view, sharing, of_view in zip(step.views, step.sharings, step.judged, strict=True):
             bits = of_view.lit.read(subtiles.to_bits)
             mine.append(bits[:, subtiles.numbers(sharing.counted(self._comm.rank))].flatten())
             self._keep(self._views[view], sharing, of_view)
-        told = self._comm.gather("masks", torch.cat(mine) if mine else torch.empty(0, dtype=torch.uint8))
+            for rank in range(self._comm.ranks):
+                sizes[rank] += len(sharing.sight.layers) * subtiles.count(sharing.counted(rank))
+        told = self._comm.gather("masks", torch.cat(mine) if mine else torch.empty(0, dtype=torch.uint8), lengths=sizes)
         read = [0] * self._comm.ranks
-        for view, sharing in zip(views, sharings, strict=True):
+        for view, sharing in zip(step.views, step.sharings, strict=True):
             camera, layers = sharing.sight.camera, len(sharing.sight.layers)
             bits = torch.zeros((layers, camera.tiles), dtype=torch.uint8)
             for source, part in enumerate(told):
                 tiles = subtiles.numbers(sharing.counted(source))
                 begin, read[source] = read[source], read[source] + layers * len(tiles)
                 bits[:, tiles] = part[begin : read[source]].view(layers, len(tiles))
-            self._update(self._views[view], sharing, subtiles.from_bits(bits, camera), images_seen)
+            self._update(self._views[view], sharing, subtiles.from_bits(bits, camera), step.images_seen)
 
     def _shows_all(self, known: _ViewMasks) -> bool:
         return self._options.reactivate == "every_k" and known.visits % self._options.every == 0

@@ -162,7 +162,11 @@ class Splaxel(Strategy):
         self.gaussians = everything.rows(boxes.owner_of(means) == self.comm.rank)
         self._settle(boxes)
 
+    def settle(self) -> None:
+        self.masks.settle()
+
     def statistics(self) -> dict[str, float]:
+        self.settle()
         pairs = self.masks.counts if self.options.saturation == "on" else None
         shown = shares(self.comm, self.counts, self.pixels.counts, pairs, self.options.window)
         self.counts, self.pixels.counts, self.masks.counts = StepCounts(), PixelCounts(), PairCounts()
