@@ -1,5 +1,5 @@
-"""Engine `nccl`: one process a GPU. Rows cross between the GPUs in grouped point-to-point calls; counts from host to
-host, beside them."""
+"""Engines `nccl` and `symmetric`: one process a GPU. Rows cross between the GPUs in grouped point-to-point calls, or
+are copied into one another's windows; counts from host to host, beside them."""
 
 from __future__ import annotations
 

@@ -164,6 +164,21 @@ def test_masks_are_known_alike_on_all_ranks(street, still_pair):
                 assert all(torch.equal(first[box], other[box]) for box in first)
 
 
+@pytest.mark.parametrize("views", [[0], [0, 1]])
+def test_masks_of_a_step_are_agreed_on_when_the_next_one_is_queued_or_its_view_comes_again(street, still_pair, views):
+    def main(comm):
+        strategy, order, agreed = Splaxel(), ViewQueue(views, shuffle=False), []
+        context = street.context(still_pair.kernels, still_pair.training, 1, comm)
+        strategy.setup(context, street.source, street.images, SplaxelOptions())
+        for _ in range(4):
+            strategy.step(order)
+            agreed.append(comm.ledger.calls.get("masks", 0))
+        strategy.settle()
+        return [*agreed, comm.ledger.calls["masks"]]
+
+    assert VirtualWorld(2).run(main, still_pair.kernels.device) == [[0, 1, 2, 3, 4]] * 2
+
+
 @pytest.mark.parametrize(
     ("options", "back_at"),
     [({"reactivate": "never"}, None), ({"reactivate": "budget"}, 1), ({"reactivate": "every_k", "every": 5}, 3)],
