@@ -18,9 +18,9 @@ from strategies.training.rooms import fits, with_margin
 MOST_BATCHES = 4096
 """Whose rooms are kept: shuffled batches of several views seldom come again."""
 _FLAG_ROW = 1
-_ROWS_TOGETHER = 4
-"""Rows of gradients, 36 B each, that end at a multiple of 16 B. Where a rank's rows begin elsewhere, NCCL copies them
-in smaller words, at half the rate."""
+_ROWS_TOGETHER = 8
+"""Rows of gradients, 36 B each, that end at a multiple of 16 B: four. Where a rank's rows begin elsewhere, NCCL copies
+them in smaller words, at half the rate. And rows whose bits fill whole bytes: eight."""
 
 
 @dataclass(frozen=True)

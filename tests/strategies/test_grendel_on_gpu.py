@@ -193,7 +193,7 @@ def test_a_batch_that_nobody_waited_for_is_done_again_by_all_ranks_where_one_had
                 table[:, 1, column] = 0
             rooms.learn(views, SimpleNamespace(cuts=known.cuts), counts)
 
-    monkeypatch.setattr(rooms_module, "MARGIN", 4)
+    monkeypatch.setattr(rooms_module, "MARGIN", 8)
     monkeypatch.setattr(Grendel, "_exactly", counted)
     strategies = check(make_scene(count=COUNT), ranks, 1, before=spoil, balance="off")
     for rank, strategy in enumerate(strategies):

@@ -30,7 +30,7 @@ STEPS = 14
 @pytest.fixture(autouse=True)
 def _small_margins(monkeypatch):
     """Views of these tests are small: a margin that a test can exceed."""
-    monkeypatch.setattr(rooms_module, "MARGIN", 4)
+    monkeypatch.setattr(rooms_module, "MARGIN", 8)
 
 
 class Tapes(Taped):
