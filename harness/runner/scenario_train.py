@@ -40,6 +40,8 @@ def run(job: Job) -> None:
         job.spending.begin()
         start = job.ranks.now()
         report = strategy.step(queue)
+        if strategy.images_seen >= cell.images:
+            strategy.settle()  # What the last step leaves to the next is part of training too.
         share = float(report.loss)
         synchronize(job.device)
         step_seconds = job.ranks.now() - start
