@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.spatial import cKDTree
 
 from cuda_src.camera import Camera
 from cuda_src.layout import LOG_SCALE, MEAN, OPACITY_LOGIT, PARAMETERS, QUATERNION, SH_DC
 from harness.errors import UserError
 from harness.scenes.scene import PointCloud, camera_extent
 from strategies.randomness import permutation, uniform
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
 
 SH_C0 = 0.28209479177387814
 """The constant spherical harmonic, 1 / (2 sqrt(pi)): colour = 0.5 + SH_C0 dc."""
@@ -64,13 +67,20 @@ def scattered_points(points: PointCloud, count: int, seed: int) -> PointCloud:
         return chosen_points(points, count, seed)
     copies = torch.arange(count - own, dtype=torch.int64)
     originals = permutation(seed, _STREAM_CHOICE, own)[copies % own].numpy()
-    reach = neighbour_distances(cKDTree(points.positions), points.positions)[originals]
+    reach = neighbour_distances(tree_of(points.positions), points.positions)[originals]
     offsets = np.stack([uniform(seed, _STREAM_SCATTER + axis, copies).numpy() for axis in range(3)], axis=1)
     scattered = points.positions[originals] + (2 * offsets - 1) * reach[:, None]
     return PointCloud(
         np.concatenate([points.positions, scattered.astype(np.float32)]),
         np.concatenate([points.colours, points.colours[originals]]),
     )
+
+
+def tree_of(positions: np.ndarray) -> cKDTree:
+    """For nearest neighbours, of points [n, 3]."""
+    from scipy.spatial import cKDTree  # A tenth of what a process takes to start, and most scenes bring no points.
+
+    return cKDTree(positions)
 
 
 def neighbour_distances(tree: cKDTree, positions: np.ndarray) -> np.ndarray:
@@ -120,7 +130,7 @@ class PointSource:
     @cached_property
     def _tree(self) -> cKDTree:
         # Only the rows a rank reads are looked up; the tree itself must hold all points.
-        return cKDTree(self._positions)
+        return tree_of(self._positions)
 
 
 def points_in_view(cameras: tuple[Camera, ...], count: int, seed: int) -> PointCloud:
