@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from cuda_src.camera import TILE, Camera
 from cuda_src.tape import act
@@ -19,14 +18,6 @@ from strategies.distribution.regions import Regions, queued_copy
 
 SSIM_HALO = 10
 """5 px for the value's window and 5 more for the gradient's."""
-
-
-class PixelOwners(Protocol):
-    """Any partition of a batch's images into pixels of ranks, known to all of them."""
-
-    def pixel_owner(self, view: int) -> torch.Tensor:
-        """Rank of each pixel of that view of the batch, [H, W] int64, on the host or where the images lie."""
-        ...
 
 
 class Part(NamedTuple):
@@ -80,31 +71,6 @@ def _parts(side: Sequence[Sequence[torch.Tensor]], placed: torch.Tensor) -> list
                 parts.append(Part(view, placed[rows], rows))
             begin = rows.stop
     return parts
-
-
-def dilate(mask: torch.Tensor, by: int) -> torch.Tensor:
-    """A boolean [H, W] mask grown by `by` pixels in both directions, corners included."""
-    size = 2 * by + 1
-    grown = F.max_pool2d(mask[None, None].float(), (1, size), stride=1, padding=(0, by))
-    return F.max_pool2d(grown, (size, 1), stride=1, padding=(by, 0))[0, 0] > 0
-
-
-def halo_of_pixels(owners: PixelOwners, rank: int, ranks: int, views: int) -> Halo:
-    """The halo of a rank in any partition, from masks of whole images: what others are held to."""
-    of_views = [owners.pixel_owner(view) for view in range(views)]
-    none = of_views[0].new_empty(0)
-    gives, takes = ([[none] * views for _ in range(ranks)] for _ in range(2))
-    for view, owner in enumerate(of_views):
-        mine = owner == rank
-        if not bool(mine.any()):
-            continue
-        near_me = dilate(mine, SSIM_HALO)
-        for other in range(ranks):
-            theirs = owner == other
-            if other != rank and bool(theirs.any()):
-                gives[other][view] = (mine & dilate(theirs, SSIM_HALO)).flatten().nonzero()[:, 0]
-                takes[other][view] = (theirs & near_me).flatten().nonzero()[:, 0]
-    return Halo(gives, takes)
 
 
 def halo_of_regions(regions: Regions, rank: int) -> Halo:

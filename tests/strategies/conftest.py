@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from cuda_src import layout, portable
 from cuda_src.camera import Camera
@@ -18,6 +19,7 @@ from cuda_src.operators import Bins, KernelSet, Room, Splats
 from cuda_src.tape import act
 from strategies.base import Context, Rect, World
 from strategies.distribution.communicator import Communicator, LocalCommunicator
+from strategies.distribution.halo import SSIM_HALO, Halo
 from strategies.training.config import Training
 
 
@@ -274,3 +276,39 @@ def kernels_with_rooms(monkeypatch: pytest.MonkeyPatch):
         return module
 
     return make
+
+
+def grown(mask: torch.Tensor, by: int) -> torch.Tensor:
+    """A boolean [H, W] mask grown by `by` pixels in both directions, corners included."""
+    size = 2 * by + 1
+    across = F.max_pool2d(mask[None, None].float(), (1, size), stride=1, padding=(0, by))
+    return F.max_pool2d(across, (size, 1), stride=1, padding=(by, 0))[0, 0] > 0
+
+
+def halo_by_masks(owners: Any, rank: int, ranks: int, views: int) -> Halo:
+    """The halo of a rank in any partition, from masks of whole images. owners: `pixel_owner(view)`, [H, W] int64."""
+    of_views = [owners.pixel_owner(view) for view in range(views)]
+    none = of_views[0].new_empty(0)
+    gives, takes = ([[none] * views for _ in range(ranks)] for _ in range(2))
+    for view, owner in enumerate(of_views):
+        mine = owner == rank
+        if not bool(mine.any()):
+            continue
+        near_me = grown(mine, SSIM_HALO)
+        for other in range(ranks):
+            theirs = owner == other
+            if other != rank and bool(theirs.any()):
+                gives[other][view] = (mine & grown(theirs, SSIM_HALO)).flatten().nonzero()[:, 0]
+                takes[other][view] = (theirs & near_me).flatten().nonzero()[:, 0]
+    return Halo(gives, takes)
+
+
+@pytest.fixture(scope="session")
+def dilate() -> Callable[[torch.Tensor, int], torch.Tensor]:
+    return grown
+
+
+@pytest.fixture(scope="session")
+def halo_of_pixels() -> Callable[[Any, int, int, int], Halo]:
+    """What halos found from runs of tiles are held to."""
+    return halo_by_masks

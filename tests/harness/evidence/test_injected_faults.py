@@ -139,7 +139,7 @@ def test_each_fault_in_a_strategy_is_caught_and_named(trees):
     (byte,) = named["byte"]
     assert byte.startswith("payload_bytes of exchange_forward")
     assert byte.endswith("(+2.3 %)")  # 45 bytes a record where there were 44.
-    assert named["collective"] == ["collectives 3 → 4 (+33 %)"]
+    assert named["collective"] == ["collectives 2 → 3 (+50 %)"]
     (quality,) = named["quality"]
     assert quality.startswith("psnr")
     assert "(−0.3" in quality

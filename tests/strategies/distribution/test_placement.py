@@ -15,13 +15,7 @@ from cuda_src.camera import Camera
 from cuda_src.operators import KernelSet
 from cuda_src.workspace import Workspace
 from strategies.distribution.communicator import Communicator, LocalCommunicator
-from strategies.distribution.halo import (
-    SSIM_HALO,
-    dilate,
-    exchange_halo,
-    halo_of_pixels,
-    halo_of_regions,
-)
+from strategies.distribution.halo import SSIM_HALO, exchange_halo, halo_of_regions
 from strategies.distribution.migration import migrate
 from strategies.distribution.ownership import dealt_owners, kdtree_ids, owned_ids
 from strategies.distribution.regions import cut_regions
@@ -97,7 +91,7 @@ def test_a_cut_balances_cost_not_area():
     assert len(regions.of(0, 0)) < 10
 
 
-def test_dilation_is_a_square_that_stops_at_the_image():
+def test_dilation_is_a_square_that_stops_at_the_image(dilate):
     mask = torch.zeros(30, 40, dtype=torch.bool)
     mask[0, 20] = True
     grown = dilate(mask, SSIM_HALO)
@@ -113,7 +107,7 @@ def test_dilation_is_a_square_that_stops_at_the_image():
     unit=st.sampled_from(["block", "row", "image"]),
     seed=st.integers(0, 99),
 )
-def test_the_halo_of_a_run_of_tiles_is_that_of_its_pixels(sizes, ranks, unit, seed):
+def test_the_halo_of_a_run_of_tiles_is_that_of_its_pixels(halo_of_pixels, sizes, ranks, unit, seed):
     cameras, generator = [camera(*s) for s in sizes], torch.Generator().manual_seed(seed)
     regions = cut_regions(cameras, [torch.rand(c.tiles, generator=generator) ** 4 for c in cameras], ranks, unit)
     for rank in range(ranks):
@@ -133,7 +127,7 @@ def test_the_halo_of_a_run_of_tiles_is_that_of_its_pixels(sizes, ranks, unit, se
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("by", ["pixels", "regions"])
-def test_halo_brings_in_every_pixel_within_reach_and_no_other(ranks, by):
+def test_halo_brings_in_every_pixel_within_reach_and_no_other(dilate, halo_of_pixels, ranks, by):
     cameras = [camera(70, 50), camera(33, 40)]
     truth = [torch.rand(c.height, c.width, 3) for c in cameras]
     regions = cut_regions(cameras, [torch.rand(c.tiles) for c in cameras], ranks, "block")

@@ -15,7 +15,7 @@ from cuda_src import operators as op
 from cuda_src.camera import Camera
 from cuda_src.operators import KernelSet
 from cuda_src.workspace import Workspace
-from strategies.distribution.halo import SSIM_HALO, dilate
+from strategies.distribution.halo import SSIM_HALO
 from strategies.distribution.virtual import VirtualWorld
 from strategies.splaxel import subtiles
 from strategies.splaxel.boxes import Boxes, median_boxes
@@ -184,7 +184,7 @@ def make_table(make_scene):
 
 @settings(max_examples=25, deadline=None)
 @given(width=st.integers(1, 70), height=st.integers(1, 70), seed=seeds)
-def test_subtile_bits_tiles_and_pixels_agree(width, height, seed):
+def test_subtile_bits_tiles_and_pixels_agree(dilate, width, height, seed):
     view = Camera(width, height, 50.0, 50.0, 1.0, 1.0, np.eye(4))
     generator = torch.Generator().manual_seed(seed)
     grid = torch.rand(subtiles.grid_shape(view), generator=generator) < 0.2

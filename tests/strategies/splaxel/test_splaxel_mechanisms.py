@@ -11,7 +11,7 @@ from cuda_src.operators import KernelSet
 from harness.measure.quality import psnr
 from harness.records.schema import METRICS
 from strategies.distribution.communicator import LocalCommunicator
-from strategies.distribution.halo import SSIM_HALO, dilate
+from strategies.distribution.halo import SSIM_HALO
 from strategies.distribution.virtual import VirtualWorld
 from strategies.splaxel import subtiles
 from strategies.splaxel.info import SplaxelOptions
@@ -51,7 +51,7 @@ def test_bytes_of_whole_images_are_the_closed_forms(small_scene, portable_pair, 
     assert moved(owner, "exchange_backward") == (ranks - 1) * 16 * pixels
 
 
-def test_bytes_between_regions_are_what_both_sides_can_compute(small_scene, portable_pair):
+def test_bytes_between_regions_are_what_both_sides_can_compute(small_scene, portable_pair, dilate):
     """Omega_n ∩ dilate(Omega_m, 10 px), in whole tiles of m as the loss takes them; background goes to the first."""
     job = portable_pair.splaxel(small_scene, 3, 3, **PLAIN)
     territory, expected = job.strategies[0].territory, 0

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strategies.distribution.halo import SSIM_HALO, dilate, halo_of_pixels
+from strategies.distribution.halo import SSIM_HALO
 from strategies.distribution.host_copies import HostCopies
 from strategies.splaxel import subtiles
 from strategies.splaxel.boxes import Boxes, median_boxes
@@ -64,7 +64,9 @@ class Counters:
     compose=st.sampled_from(["all", "owner"]),
     seed=st.integers(0, 99),
 )
-def test_lists_hold_the_pixels_that_are_shown_and_needed(look_at, device, ranks, boxes_per_rank, compose, seed):
+def test_lists_hold_the_pixels_that_are_shown_and_needed(
+    look_at, device, dilate, halo_of_pixels, ranks, boxes_per_rank, compose, seed
+):
     _, sight, generator = boxes_and_sight(look_at, ranks, boxes_per_rank, seed)
     shape = subtiles.grid_shape(sight.camera)
     active = {box: torch.rand(shape, generator=generator) < 0.7 for box in sight.order[::2]}
