@@ -117,3 +117,15 @@ def test_what_is_kept_has_an_end(monkeypatch):
     for key in range(10):
         workspace.kept((key,), object)
     assert len(workspace._kept) <= 3
+
+
+def test_memory_of_somebody_else_is_used_until_more_is_asked_for():
+    work, theirs = Workspace(), torch.zeros(12)
+    own = work.take("a", (4,))
+    work.adopt("a", theirs)
+    assert work.moves == 2  # What was there went, and something else came.
+    work.adopt("a", theirs.view(12))
+    assert work.moves == 2
+    assert work.take("a", (3, 4)).data_ptr() == theirs.data_ptr() != own.data_ptr()
+    assert work.capacity("a") == 12
+    assert work.take("a", (13,)).data_ptr() != theirs.data_ptr()
