@@ -78,7 +78,7 @@ def scattered_points(points: PointCloud, count: int, seed: int) -> PointCloud:
 
 def tree_of(positions: np.ndarray) -> cKDTree:
     """For nearest neighbours, of points [n, 3]."""
-    from scipy.spatial import cKDTree  # A tenth of what a process takes to start, and most scenes bring no points.
+    from scipy.spatial import cKDTree  # It takes long to import, and most scenes bring no points.
 
     return cKDTree(positions)
 

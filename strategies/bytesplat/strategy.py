@@ -20,7 +20,6 @@ from strategies.distribution.placed_regions import PlacedRegions
 from strategies.distribution.regions import cut_regions
 from strategies.distribution.share import Share
 from strategies.distribution.tile_costs import work_of
-from strategies.distribution.turns import Turns
 from strategies.info import Options
 from strategies.randomness import uniform
 from strategies.training.late_steps import Plan
@@ -126,7 +125,7 @@ class ByteSplat(GaussianLevel):
         regions = cut_regions([camera], [torch.ones(camera.tiles)], self.comm.ranks, "block")
         degree = sh_degree(self.ctx.training, self._images_seen)
         (share,) = shares = self._embark([None], regions, [self.shared], degree, stage="prune")
-        self._depart(shares, Turns.alike(self.comm.ranks))
+        self._depart(shares)
         received = share.passage.arrive()
         bins = op.bin_splats(self.ctx.kernels, received, camera, self.shared, share.tiles)
         return Sight(camera, share.passage, received, bins)

@@ -17,19 +17,14 @@ from strategies.distribution.turns import Turns
 def trials_of(exchange: GaussianExchange, passages: Sequence[Passage], turns: Turns) -> list[ExchangeTrial]:
     """Records on their way there, and gradients on their way back, of passages of a batch that have arrived.
 
-    Gradients only where all of them travel: else their bytes follow from values that only a step makes. Without rooms
-    turns are alike.
+    Gradients only where all of them travel: else their bytes follow from values that only a step makes.
     """
     real, rank = exchange.kernels.dtype, exchange.comm.rank
 
     def forward() -> None:
         for passage in passages:
             passage.pack_again()
-        if passages[0].room is None:
-            for passage in passages:
-                passage.depart()
-        else:
-            Passage.depart_in_turns(passages, turns)
+        Passage.depart_in_turns(passages, turns)
         for passage in passages:
             passage.arrive()
 

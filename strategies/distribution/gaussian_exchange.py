@@ -225,7 +225,7 @@ class Passage:
 
     @staticmethod
     def depart_in_turns(passages: Sequence[Passage], turns: Turns) -> None:
-        """The same of a batch, by view, each of which has a room, or of one alone."""
+        """The same of a batch, by view. Without rooms turns are alike, and every rank knows all counts."""
         comm = passages[0]._exchange.comm
         batch = _Batch(InTurns(turns, comm.rank), InTurns(turns.back, comm.rank))
         ready = [passage._board(batch) for passage in passages]

@@ -108,12 +108,11 @@ class GaussianLevel(GaussianPictures):
 
         def do() -> list[Share]:
             shares = self._embark(plan.views, regions, self.workspaces, degree, rooms)
-            turns = self._turns(regions, rooms)
             for share, truth in zip(shares, truths, strict=True):
                 share.truth = truth
             halo = self._halo(self.placed.of(regions))  # While the device projects.
-            self._depart(shares, turns)
-            self._compute([shares[number] for number in turns.back.orders[self.comm.rank]], halo, plan)
+            self._depart(shares)
+            self._compute([shares[number] for number in shares[0].turns.back.orders[self.comm.rank]], halo, plan)
             self._update(shares, images_seen)
             return shares
 

@@ -89,13 +89,12 @@ class GaussianPictures(Strategy):
         self.settle()
         places = cycle(zip((self.shared, self.workspaces[0]), self.picture_flags, strict=True))
         begun: Picture | None = None
-        alone = Turns.alike(self.comm.ranks)
 
         def composite(picture: Picture) -> None:
             self._composite([picture.share])
 
         def depart(picture: Picture) -> None:
-            self._depart([picture.share], alone)
+            self._depart([picture.share])
 
         try:
             for camera in cameras:
@@ -151,7 +150,7 @@ class GaussianPictures(Strategy):
             if not share.room.holds(share.passage.counts):
                 picture = self._begin_picture(share.camera, share.work, share.overflow, with_room=False)
                 share = picture.share
-                self._depart([share], Turns.alike(self.comm.ranks))
+                self._depart([share])
                 self._composite([share])
         if share.view is not None:
             self._learn_rooms([share.view], picture.regions, [share])
@@ -182,12 +181,12 @@ class GaussianPictures(Strategy):
 
         Nobody waits: what the host does before `_depart` costs nothing as long as the device has this to do.
         """
-        placed, shares = self.placed.of(regions), []
+        placed, turns, shares = self.placed.of(regions), self._turns(regions, rooms), []
         for number, (view, camera, work, room) in enumerate(zip(views, regions.cameras, works, rooms, strict=True)):
             tiles, owners, limit = placed.tiles[number], placed.owners[number], regions.limit(number)
             overflow = self.overflow if flag is None else flag
-            shares.append(Share(number, view, camera, degree, tiles, owners, limit, work, room, overflow))
-        for number in self._turns(regions, rooms).orders[self.comm.rank]:
+            shares.append(Share(number, turns, view, camera, degree, tiles, owners, limit, work, room, overflow))
+        for number in turns.orders[self.comm.rank]:
             self._pack(shares[number], self._room(shares[number]), stage)
         for share in shares:
             if share.room is not None:
@@ -202,11 +201,11 @@ class GaussianPictures(Strategy):
         # How much returns of a view the host may have to ask for, view by view.
         return turns.returning_alike if self.exchange.codec.moves_own else turns
 
-    def _depart(self, shares: Sequence[Share], turns: Turns) -> None:
+    def _depart(self, shares: Sequence[Share]) -> None:
         """Start the exchanges of records: one view's cross while the next is still projected."""
         if shares[0].room is not None:
             with self.ctx.clock(shares[0].passage.stage):
-                Passage.depart_in_turns([share.passage for share in shares], turns)
+                Passage.depart_in_turns([share.passage for share in shares], shares[0].turns)
             return
         for share in shares:
             stage = share.passage.stage

@@ -23,6 +23,7 @@ SSIM_HALO = 10
 class Part(NamedTuple):
     """Pixels of one view that go to one rank or come from it, [n] int64 on the device; rows: theirs in what crosses."""
 
+    rank: int
     view: int
     pixels: torch.Tensor
     rows: slice
@@ -64,11 +65,11 @@ class Halo:
 def _parts(side: Sequence[Sequence[torch.Tensor]], placed: torch.Tensor) -> list[Part]:
     """Those of a side that have pixels. placed: all of its numbers, one after another, on the device."""
     parts, begin = [], 0
-    for of_rank in side:
+    for rank, of_rank in enumerate(side):
         for view, numbers in enumerate(of_rank):
             rows = slice(begin, begin + len(numbers))
             if len(numbers):
-                parts.append(Part(view, placed[rows], rows))
+                parts.append(Part(rank, view, placed[rows], rows))
             begin = rows.stop
     return parts
 

@@ -15,7 +15,7 @@ MOST_KEPT = 1024
 """Some 60 KB on the device each, at 1920 x 1080."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlacedRegions:
     """tiles: by view, those of the rank, [k] int32; owners: by view, the rank of every tile, [tiles] int32."""
 

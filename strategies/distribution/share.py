@@ -14,19 +14,21 @@ from cuda_src.workspace import Workspace
 from strategies.distribution.gaussian_exchange import Passage
 from strategies.distribution.passage_rooms import PassageRoom
 from strategies.distribution.regions import Regions
+from strategies.distribution.turns import Turns
 
 
 @dataclass
 class Share:
     """A rank's share of one view of a batch, and what has been made of it so far.
 
-    number: its place in the batch. view: its number in the scene, None for one without. degree: of the harmonics.
-    tiles: this rank's, [k] int32, and owners: the rank of every tile, [tiles] int32, on the device. limit: greatest
-    depth of each tile. room: of its passage; None where the host reads counts. overflow: its flag. truth: its
+    number: its place in the batch. turns: of that. view: its number in the scene, None for one without. degree: of the
+    harmonics. tiles: this rank's, [k] int32, and owners: the rank of every tile, [tiles] int32, on the device. limit:
+    greatest depth of each tile. room: of its passage; None where the host reads counts. overflow: its flag. truth: its
     photograph, [H, W, 3] uint8, and mask. splats: that arrived. loss, 0-d, and cost, [k]: of its tiles.
     """
 
     number: int
+    turns: Turns
     view: int | None
     camera: Camera
     degree: int

@@ -39,13 +39,13 @@ class Grendel(GaussianLevel):
         degree, works = sh_degree(self.ctx.training, self.images_seen), self.workspaces[: len(views)]
         regions = self._regions(views)
         rooms: Sequence[PassageRoom | None] = self._rooms_of(views, regions) or [None] * len(views)
-        shares, turns = self._embark(views, regions, works, degree, rooms), self._turns(regions, rooms)
-        self._depart(shares, turns)
+        shares = self._embark(views, regions, works, degree, rooms)
+        self._depart(shares)
         for share in shares:
             share.passage.arrive()
             if share.room is not None:
                 share.passage.settle(share.passage.counted, returned=False)
-        return trials_of(self.exchange, [share.passage for share in shares], turns)
+        return trials_of(self.exchange, [share.passage for share in shares], shares[0].turns)
 
     def _halo(self, placed: PlacedRegions) -> Halo | None:
         return placed.halo if self.options.ssim_halo == "exact" else None

@@ -44,9 +44,9 @@ class GradientReturn(ABC):
         """Gradients of the owner's splats, [V, GRADIENT], summed over the places that rendered them."""
 
     @abstractmethod
-    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], torch.Tensor]:
-        """Start to count what went back; what is returned waits for it: [places, places] int64, from who rendered to
-        who owns. copies: by place, memory that counts come to the host in."""
+    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], list[list[int]]]:
+        """Start to count what went back; what is returned waits for it: by who rendered, then who owns. copies: by
+        place, memory that counts come to the host in."""
 
     def _totals(self, view: int, owner: int) -> torch.Tensor:
         splats = self.route.owners[owner].splats[view]
@@ -71,8 +71,8 @@ class Push(GradientReturn):
             self._add(totals, view, owner, place, slots.to(totals.device, non_blocking=True))
         return totals
 
-    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], torch.Tensor]:
-        return lambda: torch.tensor(self.route.stored_bytes).T
+    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], list[list[int]]]:
+        return lambda: list(map(list, zip(*self.route.stored_bytes, strict=True)))
 
 
 class RemoteAtomic(GradientReturn):
@@ -122,14 +122,14 @@ class RemoteAtomic(GradientReturn):
             self._add(totals, view, owner, place, accumulated)
         return totals
 
-    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], torch.Tensor]:
+    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], list[list[int]]]:
         """Whole sectors of an accumulator for each instance that the backward walked over."""
         coming = []
         for place, of_place in enumerate(frames):
             counted = [self._walked_by_owner(view, place, frame) for view, frame in of_place.items()]
             none = torch.zeros(self.places, dtype=torch.int64)
             coming.append(copies[place].start(torch.stack(counted).sum(0) if counted else none))
-        return lambda: torch.stack([one.read(torch.clone) for one in coming]) * item_bytes(BACKWARD_BYTES)
+        return lambda: (torch.stack([one.read(torch.clone) for one in coming]) * item_bytes(BACKWARD_BYTES)).tolist()
 
     def _walked_by_owner(self, view: int, place: int, frame: Frame) -> torch.Tensor:
         """Instances that the place's backward walked over, [places] int64 by owner of their splat, on its device."""
@@ -156,9 +156,9 @@ class LocalReduce(GradientReturn):
         totals[:, :SENT_GRADIENTS] = reduced[arena.positions(self.route.owners[owner].splats[view])]
         return totals
 
-    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], torch.Tensor]:
-        owned = torch.tensor([arena.count for arena in self.arenas])
-        return lambda: (owned * BACKWARD_BYTES * self.route.views).expand(self.places, self.places)
+    def count_bytes(self, frames: Frames, copies: Sequence[HostCopies]) -> Callable[[], list[list[int]]]:
+        owned = [arena.count * BACKWARD_BYTES * self.route.views for arena in self.arenas]
+        return lambda: [owned] * self.places
 
 
 def walked(bins: Bins, raster: Raster) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from strategies.distribution.halo import Halo
 from strategies.distribution.ledger import Ledger
 from strategies.distribution.placed_regions import MOST_KEPT, PlacedRegions
 from strategies.distribution.regions import Regions, queued_copy
@@ -36,31 +37,29 @@ class HaloReads:
 
     def __init__(self, place: int, devices: Sequence[torch.device]) -> None:
         self._place, self._devices = place, devices
-        self._known: dict[int, tuple[PlacedRegions, list[_Read]]] = {}
+        self._known: dict[PlacedRegions, list[_Read]] = {}
 
     def read(self, placed: PlacedRegions, frames: Frames) -> list[int]:
         """On the place's stream: fill them in; bytes read by source.
 
         Each place writes into its own images, and of others reads only pixels that those own: no two meet.
         """
-        known = self._known.get(id(placed))
-        if known is None:
+        reads = self._known.get(placed)
+        if reads is None:
             if len(self._known) >= MOST_KEPT:
                 self._known.clear()
-            known = self._known[id(placed)] = placed, self._reads(placed)  # Held, so that its identity stays its own.
+            reads = self._known[placed] = self._found(placed.halo)
         read = [0] * len(frames)
-        for one in known[1]:
+        for one in reads:
             _copy(frames[self._place][one.view].image, frames[one.source][one.view].image, one.here, one.there)
             read[one.source] += one.bytes
         return read
 
-    def _reads(self, placed: PlacedRegions) -> list[_Read]:
+    def _found(self, halo: Halo) -> list[_Read]:
         reads = []
-        for source, of_source in enumerate(placed.halo.takes):
-            for view, pixels in enumerate(of_source):
-                if len(pixels):
-                    there, here = (queued_copy(pixels, self._devices[place]) for place in (source, self._place))
-                    reads.append(_Read(source, view, there, here, scattered_bytes(pixels, PIXEL_BYTES)))
+        for number, (rank, view, here, _) in enumerate(halo.placed(self._devices[self._place]).takes):
+            there = halo.placed(self._devices[rank]).takes[number].pixels
+            reads.append(_Read(rank, view, there, here, scattered_bytes(halo.takes[rank][view], PIXEL_BYTES)))
         return reads
 
 

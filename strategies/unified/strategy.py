@@ -77,7 +77,7 @@ class Unified(Strategy):
         with clock("rebalance"):
             self._learn(views, regions, frames)
         # Known by now, and the GPUs still have what is queued since.
-        for place, bytes_to in enumerate(moved().tolist()):
+        for place, bytes_to in enumerate(moved()):
             ledger.add("exchange_backward", place, bytes_to)
         visible = sum(splats.count for owner in route.owners for splats in owner.splats)
         instances = sum(frame.bins.instances for of_place in frames for frame in of_place.values())
