@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cuda_src.nvcc import find_nvcc
-from harness.measure.environment import active_links, environment, visible_handles
+from harness.measure.environment import active_links, environment, visible_handles, way_between
 from harness.measure.nvml import answer, pcie_rates, read_gpu, supported_fields
 from harness.measure.nvml_window import ERRORS, THROTTLES
 from harness.suite.feasibility import skip_reason
@@ -32,8 +32,7 @@ SHARED_MEMORY = Path("/dev/shm")
 """Through which NCCL moves what cannot go from GPU to GPU, and all of `link: host`."""
 BUSY_PCIE = 100e6
 """Bytes a second over PCIe that an idle GPU does not reach."""
-BOUNDLESS = Machine(gpus=1 << 20, cpus=1 << 20, compiled=True, nvcc=True)
-_P2P_READ, _P2P_NVLINK = 0, 2  # The bindings' own name for the first is a tuple.
+BOUNDLESS = Machine(gpus=1 << 20, cpus=1 << 20, compiled=True, nvcc=True, peers=True)
 _HOLDING_BACK = {
     pynvml.nvmlClocksEventReasonSwPowerCap: "power",
     pynvml.nvmlClocksEventReasonHwSlowdown: "hardware",
@@ -143,16 +142,8 @@ def _gpu(handle: Any, others: Sequence[Any]) -> Gpu:
         gpm=bool(support is not None and support.isSupportedDevice),
         pcie_rate=None if rates is None else sum(rates),
         processes=None if reading.processes is None else len(reading.processes),
-        peers=tuple("self" if other is handle else _way(handle, other) for other in others),
+        peers=tuple("self" if other is handle else way_between(handle, other) or "none" for other in others),
     )
-
-
-def _way(handle: Any, other: Any) -> str:
-    """How one GPU reaches the memory of another."""
-    for kind, way in ((_P2P_NVLINK, "nvlink"), (_P2P_READ, "pcie")):
-        if answer("nvmlDeviceGetP2PStatus", handle, other, kind) == pynvml.NVML_P2P_STATUS_OK:
-            return way
-    return "none"
 
 
 def _numba_cuda() -> str | None:

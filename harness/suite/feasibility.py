@@ -10,6 +10,8 @@ from strategies.info import StrategyInfo
 
 CUDA_ENGINES = frozenset({"nccl", "symmetric"})
 """Engines that need a GPU a rank."""
+PEER_ENGINES = frozenset({"symmetric"})
+"""Engines whose ranks write each other's memory."""
 HOST_ENGINES = frozenset({"gloo"})
 """Engines that move host memory only."""
 
@@ -29,21 +31,23 @@ def resolve(cell: Cell, info: StrategyInfo, machine: Machine) -> Cell:
         kernels = "portable" if device == "cpu" and cell.precision == "float32" else "reference"
         if device == "cuda" and cell.precision == "float32":
             kernels = "compiled"
-    engine = cell.engine if cell.engine != "auto" else _best_engine(cell.ranks, device, info, machine)
+    engine = cell.engine if cell.engine != "auto" else _best_engine(cell, device, info, machine)
     return cell.model_copy(update={"device": device, "kernels": kernels, "engine": engine})
 
 
-def _best_engine(ranks: int, device: str, info: StrategyInfo, machine: Machine) -> str:
+def _best_engine(cell: Cell, device: str, info: StrategyInfo, machine: Machine) -> str:
     """The first engine the strategy offers that fits; on a CPU with too few cores `virtual`, which needs only one.
 
     GPUs that are missing are never made up for by `virtual`: it models a machine, and has to be asked for.
     """
     unusable = HOST_ENGINES if device == "cuda" else CUDA_ENGINES
+    if not machine.peers or cell.link == "host":
+        unusable |= PEER_ENGINES
     usable = [engine for engine in info.engines if engine not in unusable]
-    if ranks == 1 or info.processes == "one":
+    if cell.ranks == 1 or info.processes == "one":
         return "local" if "local" in usable or not usable else usable[0]
     several = [engine for engine in usable if engine != "local"]
-    if device == "cpu" and ranks > machine.cpus and "virtual" in several:
+    if device == "cpu" and cell.ranks > machine.cpus and "virtual" in several:
         return "virtual"
     if device == "cuda":
         several = [engine for engine in several if engine != "virtual"]
@@ -95,7 +99,7 @@ def _unsuited_link(cell: Cell) -> str | None:
     """Why the cell's link is none that its engine knows."""
     if cell.link == "host" and cell.engine in ("gloo", "virtual"):
         return f"link host: between GPUs only, engine is {cell.engine}"
-    if cell.link == "host" and cell.engine == "symmetric":
+    if cell.link == "host" and cell.engine in PEER_ENGINES:
         return "link host: not for ranks that write each other's memory"
     if cell.link != "native" and cell.engine == "local" and cell.ranks > 1:
         return f"link {cell.link}: not for places that load and store each other's memory"
@@ -112,6 +116,8 @@ def _lacking_hardware(cell: Cell, machine: Machine) -> str | None:
     needed = 1 if cell.engine == "virtual" else cell.ranks
     if needed > machine.gpus:
         return f"needs {needed} GPU{'s' if needed > 1 else ''}, {machine.gpus} present"
+    if cell.engine in PEER_ENGINES and not machine.peers:
+        return f"engine {cell.engine}: these GPUs do not reach each other's memory"
     if not machine.compiled:
         return "needs the compiled kernels, which this version does not have"
     if cell.kernels == "compiled" and not machine.nvcc:

@@ -46,7 +46,7 @@ class NcclCommunicator(Communicator):
         pace: float | None = None,
         lines: PeerLines | None = None,
         peers: NcclPeers | None = None,
-        windows: PeerWindows | None = None,
+        windows: bool = False,
     ) -> None:
         """lines: between all ranks, for small rows that all are told, such as counts; None: they go over the group.
         peers: what moves rows between GPUs; None where there are none. windows: memory that they write of each other's,
@@ -55,8 +55,9 @@ class NcclCommunicator(Communicator):
         self.pace = pace
         self._host = HostGroup(host_group, self.rank, device, lines)
         self._timeout = timeout
-        self._peers, self._windows = peers, windows
-        self.engine = "nccl" if windows is None else "symmetric"
+        self._peers = peers
+        self._windows = PeerWindows(device, self._host.barrier) if windows else None
+        self.engine = "symmetric" if windows else "nccl"
         self._lane = None if peers is None else DeviceLane(device, timeout, self._silence, pace)
         self._tallies: dict[str, Tally] = {}
 
@@ -239,5 +240,4 @@ def connect(timeout: float, pace: float | None = None, windows: bool = False) ->
     dist.init_process_group("nccl", timeout=limit, device_id=device)
     hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     lines, peers = PeerLines.between(hosts, timeout), NcclPeers.between(hosts)
-    mapped = PeerWindows(hosts, device) if windows else None
-    return NcclCommunicator(device, hosts, timeout, pace, lines, peers, mapped)
+    return NcclCommunicator(device, hosts, timeout, pace, lines, peers, windows)

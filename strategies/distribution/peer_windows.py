@@ -5,7 +5,7 @@ No kernel carries the rows, as NCCL's do, through buffers of its own and on mult
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,10 @@ _WHOLE = 4096
 class PeerWindows:
     """One rank's end, on the current GPU. Windows are of the same size on all ranks and known to them by name."""
 
-    def __init__(self, hosts: dist.ProcessGroup, device: torch.device) -> None:
-        """hosts: all ranks, in a group of gloo beside the default one of NCCL. Collective."""
+    def __init__(self, device: torch.device, barrier: Callable[[], None]) -> None:
+        """barrier: of all hosts, in order with whatever else crosses between them. Collective."""
         assert dist.group.WORLD is not None
-        self._group, self._hosts, self._device = dist.group.WORLD, hosts, device
+        self._group, self._device, self._barrier = dist.group.WORLD, device, barrier
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._windows: dict[str, list[torch.Tensor]] = {}
         self._signal_pad = symmetric.empty(1, dtype=torch.uint8, device=device)
@@ -42,7 +42,7 @@ class PeerWindows:
             size = max(size, len(known[0]) + len(known[0]) // _GROWTH)
             # Others may still write into it, or copy from it.
             torch.cuda.synchronize(self._device)
-            dist.barrier(self._hosts)
+            self._barrier()
             del self._windows[name], known
         size = -(-size // _WHOLE) * _WHOLE
         own = symmetric.empty(size, dtype=torch.uint8, device=self._device)
@@ -61,10 +61,11 @@ class PeerWindows:
         sources = [rank for rank, n in enumerate(came) if n and rank != self._rank]
         for source in sources:
             self._signals.put_signal(source, _READY)
-        for destination, (rows, place) in enumerate(zip(gives, there, strict=True)):
-            if len(rows) and destination != self._rank:
+        # Each begins behind itself: all would fill one rank's links at a time.
+        for destination in [*range(self._rank + 1, self._ranks), *range(self._rank)]:
+            if len(gives[destination]):
                 self._signals.wait_signal(destination, _READY)
-                place.copy_(rows)
+                there[destination].copy_(gives[destination])
                 self._signals.put_signal(destination, _DONE)
         for source in sources:
             self._signals.wait_signal(source, _DONE)

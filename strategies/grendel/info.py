@@ -28,7 +28,7 @@ INFO = StrategyInfo(
     summary="Gaussian-level exchange: splats go to the pixels they touch, gradients come back to their owner",
     options=GrendelOptions,
     implementation="strategies.grendel.strategy:Grendel",
-    engines=("local", "nccl", "symmetric", "gloo", "virtual"),
+    engines=("local", "symmetric", "nccl", "gloo", "virtual"),
     exact_when="ssim_halo: exact, min_opacity: 0 and any codec but bf16, on any number of ranks",
     varies=follows_seconds,
 )

@@ -30,7 +30,8 @@ class LoomOptions(Options):
 def more_strategies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`weaver` and `loom` beside `single`, and no other."""
     single = registry.strategy("single")
-    weaver = StrategyInfo("weaver", "for tests", WeaverOptions, "nowhere:Weaver", engines=("nccl", "gloo", "virtual"))
+    engines = "symmetric", "nccl", "gloo", "virtual"
+    weaver = StrategyInfo("weaver", "for tests", WeaverOptions, "nowhere:Weaver", engines=engines)
     loom = StrategyInfo("loom", "for tests", LoomOptions, "nowhere:Loom", engines=("local", "gloo"), max_ranks=4)
     monkeypatch.setattr(registry, "BUILT_IN", (single, weaver, loom))
     registry.strategies.cache_clear()

@@ -28,6 +28,7 @@ def planned(suite_file: SuiteFile) -> Callable[..., Plan]:
 
 
 Planner = Callable[..., Plan]
+LINKED = replace(SERVER, peers=True)
 NO_GPU = Machine(gpus=0, cpus=4, compiled=True, nvcc=False)
 
 
@@ -58,6 +59,11 @@ def test_auto_becomes_what_this_machine_and_version_compute_on(
         ("strategy: loom, ranks: 1", SERVER, "local"),
         ("strategy: loom, ranks: 8", NO_GPU, "gloo"),
         ("strategy: weaver, ranks: 2, engine: virtual", SERVER, "virtual"),
+        ("strategy: weaver, ranks: 2", LINKED, "symmetric"),
+        ("strategy: weaver, ranks: 2, link: 'paced:12'", LINKED, "symmetric"),
+        ("strategy: weaver, ranks: 2, link: host", LINKED, "nccl"),
+        ("strategy: weaver, ranks: 2", SERVER, "nccl"),
+        ("strategy: weaver, ranks: 2", replace(LINKED, gpus=0), "gloo"),
     ],
 )
 def test_the_engine_is_the_strategys_best_that_fits(
@@ -88,6 +94,16 @@ def test_the_engine_is_the_strategys_best_that_fits(
         ("strategy: weaver, ranks: 4, engine: virtual", SERVER, None),
         ("strategy: weaver, ranks: 2, engine: gloo", SERVER, "engine gloo: for CPUs only; several GPUs need nccl"),
         ("strategy: weaver, ranks: 2, link: host", SERVER, None),
+        (
+            "strategy: weaver, ranks: 2, engine: symmetric",
+            SERVER,
+            "engine symmetric: these GPUs do not reach each other's memory",
+        ),
+        (
+            "strategy: weaver, ranks: 2, engine: symmetric, link: host",
+            LINKED,
+            "link host: not for ranks that write each other's memory",
+        ),
         ("strategy: weaver, ranks: 2, link: host", NO_GPU, "link host: between GPUs only, engine is gloo"),
         ("strategy: weaver, ranks: 2, link: 'paced:12.5'", NO_GPU, None),
         (

@@ -36,14 +36,17 @@ def symmetric(monkeypatch: pytest.MonkeyPatch) -> Symmetric:
     monkeypatch.setattr(peer_windows, "symmetric", made)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
-    monkeypatch.setattr(dist, "barrier", lambda hosts: made.done.append(("barrier",)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: made.done.append(("synchronize",)))
     monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=object()))
     return made
 
 
+def windows_of(symmetric: Symmetric) -> PeerWindows:
+    return PeerWindows(torch.device("cpu"), lambda: symmetric.done.append(("barrier",)))
+
+
 def test_a_window_grows_when_nobody_uses_it_and_by_more_than_is_asked_for(symmetric):
-    windows = PeerWindows(object(), torch.device("cpu"))
+    windows = windows_of(symmetric)
     first = windows.take("a", 100_000)
     assert [int(window.float().mean()) for window in first] == [0, 0, 2]
     assert windows.take("a", 60_000) is first
@@ -55,8 +58,15 @@ def test_a_window_grows_when_nobody_uses_it_and_by_more_than_is_asked_for(symmet
     assert len(windows.take("b", 1)[0]) == 4096
 
 
+def test_each_rank_writes_first_to_the_next_one(symmetric):
+    windows = windows_of(symmetric)
+    del symmetric.done[:]
+    windows.exchange([torch.ones(2)] * 3, [torch.zeros(2)] * 3, [0, 0, 0])
+    assert [rank for what, rank, _ in symmetric.done if what == "wait"] == [2, 0]
+
+
 def test_rows_are_written_once_their_receiver_is_ready_and_only_where_there_are_any(symmetric):
-    windows = PeerWindows(object(), torch.device("cpu"))
+    windows = windows_of(symmetric)
     del symmetric.done[:]
     gives, there = [torch.ones(2, 3), torch.ones(4, 3), torch.ones(0, 3)], [torch.zeros(n, 3) for n in (2, 4, 0)]
     windows.exchange(gives, there, [0, 4, 5])
