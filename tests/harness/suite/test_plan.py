@@ -62,7 +62,6 @@ def test_auto_becomes_what_this_machine_and_version_compute_on(
         ("strategy: weaver, ranks: 2", LINKED, "symmetric"),
         ("strategy: weaver, ranks: 2, link: 'paced:12'", LINKED, "symmetric"),
         ("strategy: weaver, ranks: 2, link: host", LINKED, "nccl"),
-        ("strategy: weaver, ranks: 2", SERVER, "nccl"),
         ("strategy: weaver, ranks: 2", replace(LINKED, gpus=0), "gloo"),
     ],
 )
