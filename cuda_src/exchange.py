@@ -22,7 +22,7 @@ import torch
 
 from cuda_src.camera import Camera
 from cuda_src.layout import GRADIENT, RECORD, RECORD_ID, RECORD_STRIDE
-from cuda_src.operators import KernelSet, Part, Splats
+from cuda_src.operators import KernelSet, Splats
 from cuda_src.packing import id_words
 from cuda_src.workspace import Workspace
 
@@ -204,9 +204,10 @@ def keep_records(
     rank: int,
     hole: Hole,
     arrivals: Splats,  # of `take_arrivals`, [R], written in the hole
+    places: torch.Tensor | None = None,  # [V] int32, written: as of `Kept`; None: nobody asks
 ) -> None:
     """What a rank has for itself, put in its place among the records that arrive there."""
-    kernels.called.keep_records(kernels, splats, routing, rank, hole, arrivals)
+    kernels.called.keep_records(kernels, splats, routing, rank, hole, arrivals, places)
 
 
 def unpack_records(
@@ -250,21 +251,18 @@ def add_to_owners(
 def sum_gradients(
     kernels: KernelSet,
     routing: Routing,
-    returned: torch.Tensor | None,  # [S, SENT_GRADIENTS] real, contiguous, as the records were sent; None with "own"
+    returned: torch.Tensor,  # [S, SENT_GRADIENTS] real, contiguous, as the records were sent
     rank: int,
     gradients: torch.Tensor | None,  # [R, GRADIENT] real: where the rank's own are, in the hole; None: in `returned`
     hole: Hole,
     out: torch.Tensor,  # [V, GRADIENT] real, rows may lie further apart, written
     zeros: torch.Tensor,  # [1] int64, added to
-    part: Part = "all",  # of the splats, which alone are written: "own" are those that went to no other rank
+    shared: bool = False,  # only of splats that went to other ranks too, whose rows alone are written
 ) -> None:
     """By splat: the sum over ranks of its gradients, rank after rank, so that it has the same bits each time.
 
     Zero for what went nowhere; the depth's column is zero. zeros counts the rank's own rows that are exactly zero.
-    ValueError for "own" without the rank's own gradients, and for anything else without those of others.
     """
     if out.shape[1] != GRADIENT:
         raise ValueError(f"expected gradients of {GRADIENT} columns, got {out.shape[1]}")
-    if (gradients if part == "own" else returned) is None:
-        raise ValueError(f"part {part!r} of the splats: expected {'own' if part == 'own' else 'returned'} gradients")
-    kernels.called.sum_gradients(kernels, routing, returned, rank, gradients, hole, out, zeros, part)
+    kernels.called.sum_gradients(kernels, routing, returned, rank, gradients, hole, out, zeros, shared)

@@ -159,19 +159,35 @@ class Pace:
     images_seen: int
 
 
+NOWHERE, ELSEWHERE = -1, -2
+"""Places of splats among what their rank keeps: none, since they are drawn nowhere; none that says all, since they went
+to other ranks too."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Gradients that a rank has of its own splats, unsummed. places: [V] int32, each splat's row, NOWHERE or ELSEWHERE.
+
+    gradients: [R, GRADIENT] real. zeros: [1] int64; rows of these splats that are exactly zero are added to it.
+    """
+
+    places: torch.Tensor
+    gradients: torch.Tensor
+    zeros: torch.Tensor
+
+
 @dataclass(frozen=True)
 class Seen:
     """One view of a step, as the optimizer is told of it. gradients: [V, GRADIENT] real, by the splats' records.
 
-    ranks: [V] int64, bits of the ranks that a splat went to, and others: bits of all but this one; None where no splat
-    goes anywhere. Gradients of what went to none of the others are there first (`Part`).
+    kept: where those of splats lie that went to no other rank, which are there first (`Part`); None where no splat goes
+    anywhere.
     """
 
     splats: Splats
     camera: Camera
     gradients: torch.Tensor
-    ranks: torch.Tensor | None = None
-    others: int = 0
+    kept: Kept | None = None
 
 
 @dataclass(frozen=True)

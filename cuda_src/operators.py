@@ -16,13 +16,16 @@ import torch
 
 from cuda_src.camera import Camera
 from cuda_src.operands import (
+    ELSEWHERE,
     LOSS_BLOCK,
+    NOWHERE,
     WHOLE_IMAGE,
     BatchRule,
     Bins,
     Footprint,
     Fused,
     Halo,
+    Kept,
     KernelSet,
     Loss,
     LossWindow,
@@ -37,13 +40,16 @@ from cuda_src.operands import (
 from cuda_src.workspace import Workspace
 
 __all__ = [
+    "ELSEWHERE",
     "LOSS_BLOCK",
+    "NOWHERE",
     "WHOLE_IMAGE",
     "BatchRule",
     "Bins",
     "Footprint",
     "Fused",
     "Halo",
+    "Kept",
     "KernelSet",
     "Loss",
     "LossWindow",
@@ -55,6 +61,7 @@ __all__ = [
     "Seen",
     "Splats",
     "adam_rows",
+    "begin_bins",
     "bin_splats",
     "densification_statistics",
     "l1_ssim",
@@ -102,6 +109,7 @@ def bin_splats(
     subtiles: torch.Tensor | None = None,  # [tiles of the image] uint8; None: all sub-tiles
     depth_limit: torch.Tensor | None = None,  # [tiles of the image] real, world units; None: no limit
     room: Room | None = None,
+    begun: range = range(0),
 ) -> Bins:
     """List, for each listed tile, the splats whose footprint meets it, front to back.
 
@@ -110,10 +118,27 @@ def bin_splats(
     subtiles: which 8 x 4 px sub-tiles of a tile are rendered, bit row * 2 + column of 4 rows and 2 columns. The
     footprint must meet the pixel centres of one of them; a tile with all bits (255) is tested as one rectangle.
     depth_limit: splats of a greater view depth are left out of that tile.
-    room: as given to `project`.
+    room: as given to `project`. begun: splats for which `begin_bins` has been called.
     """
-    given = () if room is None else (room,)
+    given = () if room is None else (room, begun)
     return kernels.called.bin_splats(kernels, splats, camera, workspace, tiles, subtiles, depth_limit, *given)
+
+
+def begin_bins(
+    kernels: KernelSet,  # one that takes rooms
+    splats: Splats,
+    camera: Camera,
+    workspace: Workspace,
+    tiles: torch.Tensor | None,
+    depth_limit: torch.Tensor | None,
+    room: Room,
+    there: range,
+) -> None:
+    """Begin a `bin_splats` of the same arguments while only some of the splats are there, with what they alone decide.
+
+    there: those, one after another. The workspace's other operators have to wait for that call.
+    """
+    kernels.called.begin_bins(kernels, splats, camera, workspace, tiles, depth_limit, room, there)
 
 
 def raster_forward(

@@ -4,7 +4,7 @@ Importing builds nothing: the library is found or built (build.py) when the firs
 """
 
 from cuda_src.compiled.adam import adam_rows, project_backward_adam
-from cuda_src.compiled.binning import bin_splats
+from cuda_src.compiled.binning import begin_bins, bin_splats
 from cuda_src.compiled.bounds import bound_groups, groups_seen, widen_groups
 from cuda_src.compiled.exchange import (
     keep_records,
@@ -25,6 +25,7 @@ from cuda_src.compiled.statistics import densification_statistics
 __all__ = [
     "adam_rows",
     "add_to_owners",
+    "begin_bins",
     "bin_splats",
     "bound_groups",
     "densification_statistics",

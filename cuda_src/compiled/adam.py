@@ -12,10 +12,11 @@ import torch
 from cuda_src import layout
 from cuda_src.bounds import groups_of
 from cuda_src.compiled.bindings import Launch, address, call, count
+from cuda_src.compiled.exchange import rows_of
 from cuda_src.compiled.raster import as_real
-from cuda_src.compiled.seen import ALIGNMENT, PARTS, SeenSplats, SplatGradients
+from cuda_src.compiled.seen import ALIGNMENT, SeenSplats, SplatGradients
 from cuda_src.compiled.view import View, view_of
-from cuda_src.operators import BatchRule, KernelSet, MovedRows, Pace, Part, Seen
+from cuda_src.operators import BatchRule, Kept, KernelSet, MovedRows, Pace, Part, Seen
 from cuda_src.tape import act
 from cuda_src.workspace import Workspace
 
@@ -81,8 +82,9 @@ class Sight(ctypes.Structure):
         ("view", View),
         ("seen", SeenSplats),
         ("overflow", ctypes.c_void_p),
-        ("ranks", ctypes.c_void_p),
-        ("others", ctypes.c_uint64),
+        ("places", ctypes.c_void_p),
+        ("kept", ctypes.c_void_p),
+        ("zeros", ctypes.c_void_p),
     )
 
 
@@ -111,6 +113,8 @@ class Step(ctypes.Structure):
 
 _MOVES: dict[MovedRows, int] = {"visible": 0, "touched": 1, "dense": 2}
 """enum Moves in move.cu."""
+_PARTS: dict[Part, int] = {"all": 0, "own": 1, "rest": 2}
+"""enum Part in move.cu."""
 
 
 def project_backward_adam(
@@ -140,7 +144,7 @@ def project_backward_adam(
     tables = _table(parameters), _table(moment1), _table(moment2)
     seen = [SplatGradients.of(v.splats, v.gradients, f"move.{i}", workspace) for i, v in enumerate(views)]
     sights = [
-        (view_of(kernels, v.camera), own, (address(v.splats.overflow), address(v.ranks), v.others))
+        (view_of(kernels, v.camera), own, (address(v.splats.overflow), *_kept(v.kept)))
         for v, own in zip(views, seen, strict=True)
     ]
     given = (
@@ -159,7 +163,7 @@ class _Move:
         self,
         workspace: Workspace,
         device: torch.device,
-        sights: Sequence[tuple[View, SplatGradients, tuple[int | None, int | None, int]]],
+        sights: Sequence[tuple[View, SplatGradients, tuple[int | None, ...]]],
         parameters: int,
         moment1: int,
         moment2: int,
@@ -179,7 +183,7 @@ class _Move:
         )
         self._step = Step(
             parameters, moment1, moment2, address(workspace.take("move.rates", (layout.PARAMETERS,))), n, batch,
-            sh_degree, moves, PARTS["all"], average, scale, Rule(), bounds, *(address(tensor) for tensor in work),
+            sh_degree, moves, _PARTS["all"], average, scale, Rule(), bounds, *(address(tensor) for tensor in work),
         )  # fmt: skip
         self._rates = (ctypes.c_float * layout.PARAMETERS)()
         given = (Sight * batch)(*(Sight(view, own.struct, *rest) for view, own, rest in sights))
@@ -189,9 +193,16 @@ class _Move:
 
     def __call__(self, pace: Pace, rule: tuple[float, float, float], part: Part) -> None:
         # Kernels have their own copy of all of this as soon as they are launched.
-        self._step.rule, self._step.part = Rule.of(pace.images_seen, *rule), PARTS[part]
+        self._step.rule, self._step.part = Rule.of(pace.images_seen, *rule), _PARTS[part]
         self._rates[:] = pace.rates.tolist()
         self._launch()
+
+
+def _kept(kept: Kept | None) -> tuple[int | None, ...]:
+    """Addresses, in the order of Sight."""
+    if kept is None:
+        return None, None, None
+    return address(kept.places), rows_of(kept.gradients, layout.GRADIENT_STRIDE), address(kept.zeros)
 
 
 def averaged_over(rows: MovedRows, batch_rule: BatchRule, batch: int) -> int:

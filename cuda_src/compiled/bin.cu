@@ -38,11 +38,27 @@ __device__ uint32_t test_evenly(const Listing& listing, const Footprint& f, floa
     return own < WARP ? hits & ((1u << own) - 1) : hits;
 }
 
+// Chunks of splats that a launch goes through, a block each: `count` of them from `first` on, or all others.
+struct Chunks {
+    int first, count;
+    bool others;
+    __device__ int own() const {
+        int block = static_cast<int>(blockIdx.x);
+        return !others ? first + block : block < first ? block : block + count;
+    }
+};
+
+// Those whose splats are all among `count` from `first` on.
+static Chunks chunks_within(int64_t first, int64_t count) {
+    int64_t begin = (first + CHUNK - 1) / CHUNK, end = (first + count) / CHUNK;
+    return {static_cast<int>(begin), static_cast<int>(end > begin ? end - begin : 0), false};
+}
+
 // Tiles and depth key of every splat in use, and how many splats each listed tile has; counts: [splats] of tiles, or
 // null. TABLE: a block counts in shared memory first.
 template <bool TABLE>
-__global__ void __launch_bounds__(THREADS, 4) count_tiles(Listing listing, Given given, Work work, int tiles,
-                                                          int* counts) {
+__global__ void __launch_bounds__(THREADS, 4) count_tiles(Listing listing, Given given, Work work, Chunks chunks,
+                                                          int tiles, int* counts) {
     extern __shared__ __align__(16) int table[];
     __shared__ int block_total, block_wide, wide_begin;
     __shared__ uint16_t wide[CHUNK];
@@ -53,9 +69,9 @@ __global__ void __launch_bounds__(THREADS, 4) count_tiles(Listing listing, Given
     __syncthreads();
     auto count = [&](int place) { atomicAdd(TABLE ? table + place : work.tallies() + place, 1); };
     int64_t live = work.live(given);
-    int total = 0;
+    int total = 0, chunk = chunks.own();
     for (int round = 0; round < CHUNK_ROUNDS; ++round) {
-        int64_t first = static_cast<int64_t>(blockIdx.x) * CHUNK + round * THREADS, splat = first + threadIdx.x;
+        int64_t first = static_cast<int64_t>(chunk) * CHUNK + round * THREADS, splat = first + threadIdx.x;
         if (first >= (counts == nullptr ? live : given.splats)) break;
         bool in_use = splat < live;
         Record record(given.records, in_use ? splat : 0);
@@ -91,7 +107,7 @@ __global__ void __launch_bounds__(THREADS, 4) count_tiles(Listing listing, Given
     }
     __syncthreads();
     for (int k = threadIdx.x; k < block_wide; k += THREADS) {
-        work.wide()[wide_begin + k] = static_cast<uint32_t>(blockIdx.x * CHUNK + wide[k]);
+        work.wide()[wide_begin + k] = static_cast<uint32_t>(chunk * CHUNK + wide[k]);
     }
 }
 static_assert(CHUNK <= 1 << 16, "a splat of a block has 16 bits");
@@ -116,21 +132,47 @@ EXPORT int list_tiles(Queue queue, const int* tiles, int64_t count, int* places,
     return cudaGetLastError();
 }
 
-// Find each splat's tiles and count them, in Counts and by tile. tiles: how many are listed. splat_starts: [splats + 1],
-// or null if nobody asks for them.
-EXPORT int count_instances(Queue queue, const View* view, const Given* given, const Work* work, int64_t tiles,
-                           int64_t* splat_starts) {
+static cudaError_t clear_counts(Queue queue, const Work& work, int64_t tiles) {
+    int64_t bytes = COUNTS_WORDS * sizeof(*work.counts) + tiles * sizeof(int);
+    return cudaMemsetAsync(work.counts, 0, bytes, queue.stream);
+}
+
+static cudaError_t count_chunks(Queue queue, const View& view, const Given& given, const Work& work, Chunks chunks,
+                                int64_t tiles, int* counts) {
+    unsigned all = whole_chunks(given.splats), blocks = chunks.others ? all - chunks.count : chunks.count;
+    if (blocks == 0) return cudaSuccess;
+    bool table = tiles <= TABLE_TILES;
+    auto kernel = table ? count_tiles<true> : count_tiles<false>;
+    kernel<<<blocks, THREADS, table ? tiles * sizeof(int) : 0, queue.stream>>>(
+        Listing(view, given), given, work, chunks, static_cast<int>(tiles), counts);
+    return cudaGetLastError();
+}
+
+// What count_instances does of the `count` splats from `first` on, before the others' records are there; those whose
+// chunks lie among them.
+EXPORT int begin_bins(Queue queue, const View* view, const Given* given, const Work* work, int64_t first, int64_t count,
+                      const int* listed, int64_t tiles, int* places, int64_t image_tiles) {
+    CHECK(cudaSetDevice(queue.device));
+    int failed = places == nullptr ? cudaSuccess : list_tiles(queue, listed, tiles, places, image_tiles);
+    if (failed) return failed;
+    CHECK(clear_counts(queue, *work, tiles));
+    return count_chunks(queue, *view, *given, *work, chunks_within(first, count), tiles, nullptr);
+}
+
+// Find each splat's tiles and count them, in Counts and by tile. begun: splats for which begin_bins has done so, from
+// `first` on; none of them: it was not called. tiles: how many are listed. splat_starts: [splats + 1], or null if nobody
+// asks for them.
+EXPORT int count_instances(Queue queue, const View* view, const Given* given, const Work* work, int64_t first,
+                           int64_t begun, int64_t tiles, int64_t* splat_starts) {
     CHECK(cudaSetDevice(queue.device));
     cudaStream_t stream = queue.stream;
     int64_t splats = given->splats;
     int* counts = splat_starts == nullptr ? nullptr : work->of_splats();
-    CHECK(cudaMemsetAsync(work->counts, 0, COUNTS_WORDS * sizeof(*work->counts) + tiles * sizeof(int), stream));
+    if (begun == 0) CHECK(clear_counts(queue, *work, tiles));
     if (splats > 0) {
-        bool table = tiles <= TABLE_TILES;
-        auto kernel = table ? count_tiles<true> : count_tiles<false>;
-        kernel<<<whole_chunks(splats), THREADS, table ? tiles * sizeof(int) : 0, stream>>>(
-            Listing(*view, *given), *given, *work, static_cast<int>(tiles), counts);
-        CHECK(cudaGetLastError());
+        Chunks chunks = chunks_within(first, begun);
+        chunks.others = true;
+        CHECK(count_chunks(queue, *view, *given, *work, chunks, tiles, counts));
         count_wide<<<WIDE_BLOCKS, THREADS, 0, stream>>>(Listing(*view, *given), *work, counts);
         CHECK(cudaGetLastError());
     }

@@ -254,5 +254,5 @@ inline unsigned whole_chunks(int64_t splats) { return static_cast<unsigned>((spl
 
 // The first part of binning, in bin.cu.
 EXPORT int list_tiles(Queue queue, const int* tiles, int64_t count, int* places, int64_t image_tiles);
-EXPORT int count_instances(Queue queue, const View* view, const Given* given, const Work* work, int64_t tiles,
-                           int64_t* splat_starts);
+EXPORT int count_instances(Queue queue, const View* view, const Given* given, const Work* work, int64_t first,
+                           int64_t begun, int64_t tiles, int64_t* splat_starts);

@@ -190,13 +190,14 @@ EXPORT int list_bins(Queue queue, const View* view, const Given* given, const Wo
     return sort_lists(stream, lists, Ids(*given), *work, tiles, starts, splat);
 }
 
-// All of binning, where the sizes are those of a room. places: [image_tiles], where the
-// tiles listed are written first; or null.
+// All of binning, where the sizes are those of a room. places: [image_tiles], where the tiles listed are written first;
+// or null. first, begun: as of count_instances; what is begun has its tiles in `places` already.
 EXPORT int bin_view(Queue queue, const View* view, const Given* given, const Work* work, int64_t instances,
                     int64_t tiles, uint32_t* memory, int64_t pitch, int* splat, int64_t* starts, int64_t* needed,
-                    const int* listed, int* places, int64_t image_tiles) {
-    int failed = places == nullptr ? cudaSuccess : list_tiles(queue, listed, tiles, places, image_tiles);
-    if (!failed) failed = count_instances(queue, view, given, work, tiles, nullptr);
+                    const int* listed, int* places, int64_t image_tiles, int64_t first, int64_t begun) {
+    bool lists = places != nullptr && begun == 0;
+    int failed = lists ? list_tiles(queue, listed, tiles, places, image_tiles) : cudaSuccess;
+    if (!failed) failed = count_instances(queue, view, given, work, first, begun, tiles, nullptr);
     if (failed) return failed;
     return list_bins(queue, view, given, work, instances, tiles, memory, pitch, splat, starts, needed);
 }

@@ -35,6 +35,8 @@ _COUNTS = 5
 """Words of struct Counts in bin.cuh."""
 _SPLAT_STARTS = "bin.splat_starts", torch.int64
 
+_InRoom = tuple[Bins, ReplayedLaunch, ReplayedLaunch]
+
 
 class Given(ctypes.Structure):
     """The view's splats and what limits their instances; the same struct as in bin.cuh."""
@@ -72,43 +74,90 @@ def bin_splats(
     subtiles: torch.Tensor | None,
     depth_limit: torch.Tensor | None,
     room: Room | None = None,
+    begun: range = range(0),
 ) -> Bins:
     """See `cuda_src.operators.bin_splats`. One read by the host: how many instances there are; none with a room.
 
     A fixed order of sums by splat is not kept: raster_backward adds with atomics.
     """
-    device, n = splats.records.device, splats.count
-    if room is not None and (splats.live is None or n != room.splats):
-        raise ValueError(f"a room for {room.splats} splats, but they are {n} and were projected without it")
-    places = None
-    if tiles is not None:
-        tiles = tiles.to(device)
-        places = workspace.take("bin.places", (camera.tiles,), torch.int32)
-    listed = camera.tiles if tiles is None else tiles.shape[0]
-    if room is None and (n == 0 or listed == 0):
+    if room is not None:
+        bins, _, rest = _in_room(kernels, splats, camera, workspace, tiles, subtiles, depth_limit, room, begun)
+        rest()
+        return bins
+    device, n, listed = splats.records.device, splats.count, camera.tiles if tiles is None else tiles.shape[0]
+    if n == 0 or listed == 0:
         none = workspace.take("bin.splat", (0,), torch.int32)
         starts = workspace.zeros("bin.starts", (listed + 1,), torch.int64)
         splat_starts = workspace.zeros(_SPLAT_STARTS[0], (n + 1,), _SPLAT_STARTS[1])
         return Bins(_listed_tiles(camera, tiles, workspace), starts, none, None, splat_starts)
+    given, tiles = _given(splats, camera, workspace, tiles, subtiles, depth_limit)
+    if tiles is not None:
+        places = workspace.take("bin.places", (camera.tiles,), torch.int32)
+        call("list_tiles", device, tiles, count(listed), places, count(camera.tiles))
+    return _binned_exactly(kernels, given, camera, workspace, tiles, listed)
 
+
+def begin_bins(
+    kernels: KernelSet,
+    splats: Splats,
+    camera: Camera,
+    workspace: Workspace,
+    tiles: torch.Tensor | None,
+    depth_limit: torch.Tensor | None,
+    room: Room,
+    there: range,
+) -> None:
+    """See `cuda_src.operators.begin_bins`."""
+    _, begin, _ = _in_room(kernels, splats, camera, workspace, tiles, None, depth_limit, room, there)
+    begin()
+
+
+_Fields = tuple[Any, ...]
+"""Of a `Given`."""
+
+
+def _given(
+    splats: Splats,
+    camera: Camera,
+    workspace: Workspace,
+    tiles: torch.Tensor | None,
+    subtiles: torch.Tensor | None,
+    depth_limit: torch.Tensor | None,
+) -> tuple[_Fields, torch.Tensor | None]:
+    """What kernels are given, and the tiles where they read them."""
+    places = None
+    if tiles is not None:
+        tiles = tiles.to(splats.records.device)
+        places = workspace.take("bin.places", (camera.tiles,), torch.int32)
     records = aligned_records(splats.records, workspace)
     ids = None if _in_records(splats.ids, records) else splats.ids.to(torch.int64).contiguous()
     rows = splats.rows.contiguous() if splats.ids_by_row else None
     subtiles, depth_limit = None if subtiles is None else subtiles.contiguous(), as_real(depth_limit)
     given = (
-        records.data_ptr(), address(ids), n, address(splats.live), address(splats.overflow), address(places),
-        address(subtiles), address(depth_limit), address(rows),
+        records.data_ptr(), address(ids), splats.count, address(splats.live), address(splats.overflow),
+        address(places), address(subtiles), address(depth_limit), address(rows),
     )  # fmt: skip
-    if room is None:
-        if tiles is not None:
-            call("list_tiles", device, tiles, count(listed), places, count(camera.tiles))
-        return _binned_exactly(kernels, Given(*given), camera, workspace, tiles, listed)
-    key = "bin", view_of(kernels, camera), *given, listed, address(tiles), room.instances
-    bins, launch = workspace.kept(
-        key, lambda: _prepared(kernels, Given(*given), camera, workspace, tiles, listed, room)
-    )
-    launch()
-    return bins
+    return given, tiles
+
+
+def _in_room(
+    kernels: KernelSet,
+    splats: Splats,
+    camera: Camera,
+    workspace: Workspace,
+    tiles: torch.Tensor | None,
+    subtiles: torch.Tensor | None,
+    depth_limit: torch.Tensor | None,
+    room: Room,
+    begun: range,
+) -> _InRoom:
+    """Bins of the room's size, what begins to fill them, and what does the rest; kept for the next visit."""
+    if splats.live is None or splats.count != room.splats:
+        raise ValueError(f"a room for {room.splats} splats, but they are {splats.count} and were projected without it")
+    given, tiles = _given(splats, camera, workspace, tiles, subtiles, depth_limit)
+    listed = camera.tiles if tiles is None else tiles.shape[0]
+    key = "bin", view_of(kernels, camera), *given, listed, address(tiles), room.instances, begun
+    return workspace.kept(key, lambda: _prepared(kernels, Given(*given), camera, workspace, tiles, listed, room, begun))
 
 
 def _in_records(ids: torch.Tensor, records: torch.Tensor) -> bool:
@@ -125,31 +174,38 @@ def _prepared(
     tiles: torch.Tensor | None,
     listed: int,
     room: Room,
-) -> tuple[Bins, ReplayedLaunch]:
-    """Bins of the room's size, and what fills them."""
+    begun: range,
+) -> _InRoom:
     _check(room.instances)
     workspace.release(*_SPLAT_STARTS)  # Of a first visit, at which they were counted.
     work, memory = _work(given.splats, room.instances, listed, workspace)
     needed = workspace.take("bin.needed", (4,), torch.int64)
     starts, splat, lists = _lists(room.instances, listed, memory, workspace)
-    launch = ReplayedLaunch(
-        "bin_view", starts.device, ctypes.byref(view_of(kernels, camera)), ctypes.byref(given), ctypes.byref(work),
-        *lists, needed, tiles, ctypes.c_void_p(given.places), count(camera.tiles),
+    device, places, ahead = starts.device, ctypes.c_void_p(given.places), (count(begun.start), count(len(begun)))
+    of_view = ctypes.byref(view_of(kernels, camera)), ctypes.byref(given), ctypes.byref(work)
+    begin = ReplayedLaunch(
+        "begin_bins", device, *of_view, *ahead, tiles, count(listed), places, count(camera.tiles)
     )  # fmt: skip
-    return Bins(_listed_tiles(camera, tiles, workspace), starts, splat, None, None, needed), launch
+    rest = ReplayedLaunch(
+        "bin_view", device, *of_view, *lists, needed, tiles, places, count(camera.tiles), *ahead
+    )  # fmt: skip
+    return Bins(_listed_tiles(camera, tiles, workspace), starts, splat, None, None, needed), begin, rest
 
 
 def _binned_exactly(
-    kernels: KernelSet, given: Given, camera: Camera, workspace: Workspace, tiles: torch.Tensor | None, listed: int
+    kernels: KernelSet, fields: _Fields, camera: Camera, workspace: Workspace, tiles: torch.Tensor | None, listed: int
 ) -> Bins:
     """The instances are counted, and lists made of their number."""
+    given = Given(*fields)
     n = given.splats
     splat_starts = workspace.take(_SPLAT_STARTS[0], (n + 1,), _SPLAT_STARTS[1])
-    device, view = splat_starts.device, ctypes.byref(view_of(kernels, camera))
+    device, view, none = splat_starts.device, ctypes.byref(view_of(kernels, camera)), (count(0), count(0))
 
     def counted(work: Work) -> int:
         """Finds each splat's tiles; returns how many instances there are."""
-        call("count_instances", device, view, ctypes.byref(given), ctypes.byref(work), count(listed), splat_starts)
+        call(
+            "count_instances", device, view, ctypes.byref(given), ctypes.byref(work), *none, count(listed), splat_starts
+        )
         return int(workspace.take("bin.counts", _counts_of(listed), torch.int64)[0])
 
     # Memory for as many instances as splats, for a start: raster_forward will want no less.

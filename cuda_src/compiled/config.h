@@ -51,9 +51,8 @@ constexpr int TIE_RUN = 32;
 // Floats that one instruction moves at most, 16 bytes.
 constexpr int PIECE = 4;
 
-// Of splats, and of groups of rows that have some: all, those that went to no other rank, those that did.
-enum SplatPart { PART_ALL, PART_OWN, PART_REST };
-__device__ inline bool in_part(int part, bool elsewhere) { return part == PART_ALL || elsewhere == (part == PART_REST); }
+// Places of splats among what a rank keeps: none; none that says all, since it went to other ranks too.
+constexpr int NOWHERE = -1, ELSEWHERE = -2;
 
 // Of an H200: where the number of blocks is chosen, it is for so many multiprocessors.
 constexpr int MULTIPROCESSORS = 132;

@@ -161,13 +161,20 @@ __global__ void __launch_bounds__(THREADS) pack_routes(Routes routes, int own_ra
     });
 }
 
-// A rank's own records, put in their place among those that arrive, of which `kept` is the first.
+// A rank's own records, put in their place among those that arrive, from row `first` on. places: [splats], the row of
+// each, NOWHERE or ELSEWHERE; null if nobody asks.
 __global__ void __launch_bounds__(THREADS) keep_routes(Routes routes, int own_rank, const uint4* __restrict__ records,
-                                                       const int64_t* __restrict__ ids, uint4* kept) {
-    for_each_rank(routes, own_mask(routes) & 1ull << own_rank, [&](int rank, unsigned lanes, int64_t at) {
-        int64_t begin = routes.begin(rank);
-        copy_records(lanes, records, ids, kept, PARTS, at - begin, routes.end(rank) - begin);
+                                                       const int64_t* __restrict__ ids, int64_t first, uint4* arrivals,
+                                                       int* places) {
+    uint64_t mask = own_mask(routes), own_bit = 1ull << own_rank;
+    int place = mask & ~own_bit ? ELSEWHERE : NOWHERE;
+    for_each_rank(routes, mask & own_bit, [&](int rank, unsigned lanes, int64_t at) {
+        int64_t begin = routes.begin(rank), last = routes.end(rank) - begin, row = at - begin;
+        copy_records(lanes, records, ids, arrivals + first * PARTS, PARTS, row, last);
+        row += lanes_below(lanes);
+        if (mask == own_bit && row < last) place = static_cast<int>(first + row);
     });
+    if (places != nullptr && own_splat() < routes.splats) places[own_splat()] = place;
 }
 
 // What a rank's records leave of its room: no splats, and in the last row of what travels the overflow flag. A row of
@@ -242,17 +249,16 @@ EXPORT int pack_records(Queue queue, const Routes* routes, int own_rank, const u
     return cudaGetLastError();
 }
 
-// first: row of the arrivals where the rank's own begin.
+// first: row of the arrivals where the rank's own begin. places: as of keep_routes.
 EXPORT int keep_records(Queue queue, const Routes* routes, int own_rank, const uint4* records, const int64_t* ids,
-                        int64_t first, uint4* arrivals) {
+                        int64_t first, uint4* arrivals, int* places) {
     CHECK(cudaSetDevice(queue.device));
-    uint4* kept = arrivals + first * PARTS;
     keep_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(*routes, own_rank, records, ids,
-                                                                                     kept);
+                                                                                     first, arrivals, places);
     CHECK(cudaGetLastError());
     if (routes->roomy) {
-        blank_rooms<<<BLANKS, THREADS, 0, queue.stream>>>(*routes, own_rank, true, reinterpret_cast<float*>(kept),
-                                                          RECORD_STRIDE);
+        blank_rooms<<<BLANKS, THREADS, 0, queue.stream>>>(
+            *routes, own_rank, true, reinterpret_cast<float*>(arrivals + first * PARTS), RECORD_STRIDE);
     }
     return cudaGetLastError();
 }

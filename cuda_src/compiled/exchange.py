@@ -16,11 +16,11 @@ from cuda_src.compiled.bindings import Launch, ReplayedLaunch, address, count
 from cuda_src.compiled.binning import Given
 from cuda_src.compiled.raster import aligned_records, as_real
 from cuda_src.compiled.scratch import scratch_for
-from cuda_src.compiled.seen import ALIGNMENT, PARTS
+from cuda_src.compiled.seen import ALIGNMENT
 from cuda_src.compiled.view import view_of
 from cuda_src.exchange import MOST_RANKS, ROUTE_COUNTS, SENT_GRADIENTS, Hole, RankRooms, Routing
 from cuda_src.layout import GRADIENT_STRIDE, RECORD_STRIDE
-from cuda_src.operators import KernelSet, Part, Splats
+from cuda_src.operators import KernelSet, Splats
 from cuda_src.workspace import Workspace
 
 _BLOCK = 256
@@ -82,7 +82,7 @@ def _ends(rooms: Sequence[int]) -> Any:
 _ADDRESS, _COUNT, _NUMBER = ctypes.c_void_p, count, int
 _ARGUMENTS: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "pack_records": (_routes, _NUMBER, _ADDRESS, _ADDRESS, _ADDRESS, _COUNT, _NUMBER),
-    "keep_records": (_routes, _NUMBER, _ADDRESS, _ADDRESS, _COUNT, _ADDRESS),
+    "keep_records": (_routes, _NUMBER, _ADDRESS, _ADDRESS, _COUNT, _ADDRESS, _ADDRESS),
     "unpack_records": (_ADDRESS, _NUMBER, _COUNT, _COUNT, _COUNT, _ADDRESS),
     "pack_gradients": (_ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS, _ADDRESS),
     "take_flags": (_ends, _NUMBER, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS),
@@ -169,13 +169,14 @@ def keep_records(
     rank: int,
     hole: Hole,
     arrivals: Splats,
+    places: torch.Tensor | None,
 ) -> None:
     """See `cuda_src.exchange.keep_records`."""
-    if hole.count == 0:
+    if splats.count == 0 or (hole.count == 0 and places is None):
         return
     _launch(
         "keep_records", splats.records.device, _plain(routing), rank, rows_of(splats.records, RECORD_STRIDE),
-        address(splats.ids), hole.first, rows_of(arrivals.records, RECORD_STRIDE),
+        address(splats.ids), hole.first, rows_of(arrivals.records, RECORD_STRIDE), address(places),
     )()  # fmt: skip
 
 
@@ -213,23 +214,23 @@ def take_flags(
 def sum_gradients(
     kernels: KernelSet,
     routing: Routing,
-    returned: torch.Tensor | None,
+    returned: torch.Tensor,
     rank: int,
     gradients: torch.Tensor | None,
     hole: Hole,
     out: torch.Tensor,
     zeros: torch.Tensor,
-    part: Part,
+    shared: bool,
 ) -> None:
     """See `cuda_src.exchange.sum_gradients`."""
     if out.shape[0] == 0:
         return
-    if returned is not None and returned.shape[1:] != (SENT_GRADIENTS,):
+    if returned.shape[1:] != (SENT_GRADIENTS,):
         raise ValueError(f"expected rows of {SENT_GRADIENTS} gradients, got {tuple(returned.shape)}")
     own = None if gradients is None else rows_of(gradients, GRADIENT_STRIDE)
     _launch(
         "sum_gradients", out.device, _plain(routing), address(returned), rank, own, hole.first, hole.count,
-        rows_of(out, GRADIENT_STRIDE), address(zeros), PARTS[part],
+        rows_of(out, GRADIENT_STRIDE), address(zeros), int(shared),
     )()  # fmt: skip
 
 

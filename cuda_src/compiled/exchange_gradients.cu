@@ -44,14 +44,15 @@ __global__ void __launch_bounds__(THREADS) pack_gradient_rows(const float4* __re
     if (threadIdx.x == 0 && without > 0) atomicAdd(zeros, static_cast<unsigned long long>(without));
 }
 
-// Gradients of every splat of the part, summed rank after rank. own: null, or where this rank's are, in the hole.
+// Gradients of every splat, or of those alone that went to other ranks too, summed rank after rank. own: null, or where
+// this rank's are, in the hole.
 __global__ void __launch_bounds__(THREADS) sum_routes(Routes routes, const float* __restrict__ returned, int own_rank,
                                                       const float4* __restrict__ own, Hole hole, float4* out,
-                                                      unsigned long long* zeros, int part) {
+                                                      unsigned long long* zeros, bool shared) {
     float total[SENT_GRADIENTS] = {};
     uint64_t mask = own_mask(routes), own_bit = 1ull << own_rank;
-    bool zero = false, summed = own_splat() < routes.splats && in_part(part, (mask & ~own_bit) != 0);
-    for_each_rank(routes, part == PART_OWN ? mask & own_bit : mask, [&](int rank, unsigned lanes, int64_t at) {
+    bool zero = false, summed = own_splat() < routes.splats && (!shared || (mask & ~own_bit) != 0);
+    for_each_rank(routes, mask, [&](int rank, unsigned lanes, int64_t at) {
         int64_t place = at + lanes_below(lanes);
         if (!summed || !(lanes >> lane_index() & 1) || place >= routes.end(rank)) return;
         if (rank == own_rank && own != nullptr) {
@@ -84,9 +85,9 @@ EXPORT int pack_gradients(Queue queue, const float4* gradients, int64_t rows, in
 }
 
 EXPORT int sum_gradients(Queue queue, const Routes* routes, const float* returned, int own_rank, const float4* own,
-                         int64_t first, int64_t count, float4* out, unsigned long long* zeros, int part) {
+                         int64_t first, int64_t count, float4* out, unsigned long long* zeros, int shared) {
     CHECK(cudaSetDevice(queue.device));
     sum_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(
-        *routes, returned, own_rank, own, Hole{first, count}, out, zeros, part);
+        *routes, returned, own_rank, own, Hole{first, count}, out, zeros, shared != 0);
     return cudaGetLastError();
 }

@@ -10,14 +10,18 @@
 #include "differentiate.cuh"
 #include "groups.cuh"
 
-// One view of the step. overflow: nothing moves while it is set; null where nothing can set it. ranks: where each splat
-// went, a bit a rank, and others: bits of all but this one; null where none went anywhere.
+// One view of the step. overflow: nothing moves while it is set; null where nothing can set it. places: of splats whose
+// gradient is a row of `kept`; NOWHERE: it is zero; ELSEWHERE: it is in `seen`. Null where all are there. zeros: rows of
+// `kept` that are zero are counted.
 struct Sight {
     View view;
     Seen seen;
     const int* overflow;
-    const uint64_t* ranks;
-    uint64_t others;
+    const int* places;
+    const float4* kept;
+    unsigned long long* zeros;
+
+    __device__ int place_of(int64_t splat) const { return places == nullptr ? ELSEWHERE : __ldg(places + splat); }
 };
 
 // A group's splats in one view: bits of its rows, and the splat of the lowest.
@@ -27,6 +31,8 @@ struct GroupSplats {
 };
 
 enum Moves { MOVE_VISIBLE, MOVE_TOUCHED, MOVE_DENSE };
+// Of the groups: all, those whose splats went to no other rank, those that have one that did.
+enum Part { PART_ALL, PART_OWN, PART_REST };
 
 // Learning rates as an argument of a kernel: no copy to the device, and no memory of the host that must outlive the call.
 struct Rates {
@@ -40,7 +46,7 @@ struct Step {
     int64_t rows;  // of the tables
     int views, degree;
     int moves;    // one of Moves
-    int part;     // of the groups: those with a splat that went to another rank wait for PART_REST
+    int part;     // one of Part
     int average;  // number of views that every row averages over; 0: those that see it
     float scale;  // of the averaged gradient
     Rule rule;
@@ -77,7 +83,7 @@ __global__ void __launch_bounds__(THREADS) find_groups(Sight sight, int number, 
     // The splats of a group are neighbours: most of a warp's lanes have the same one or two.
     unsigned peers = __match_any_sync(having, group), bits = __reduce_or_sync(peers, 1u << (rows[i] % WARP));
     if (lane_index() == __ffs(peers) - 1) atomicOr(&own->rows, bits);
-    if (sight.ranks != nullptr && (sight.ranks[i] & sight.others) != 0) step.waits()[group] = 1;
+    if (sight.places != nullptr && sight.places[i] == ELSEWHERE) step.waits()[group] = 1;
     if (i == 0 || rows[i - 1] / WARP != group) own->first = static_cast<int>(i);
 }
 
@@ -91,7 +97,8 @@ __global__ void __launch_bounds__(THREADS) list_groups(Step step, Rates rates) {
         stopped = stopped || (overflow != nullptr && *overflow != 0);
         if (group < groups) moves = moves || step.splats[v * groups + group].rows != 0u;
     }
-    moves = moves && !stopped && in_part(step.part, step.waits()[group] != 0);
+    bool waits = group < groups && step.waits()[group] != 0;
+    moves = moves && !stopped && (step.part == PART_ALL || waits == (step.part == PART_REST));
     append(moves, static_cast<int>(group), step.groups, step.listed());
 }
 
@@ -140,23 +147,34 @@ __device__ void move_row(const RowRule& rule, const float* rates, const Gradient
     }
 }
 
-// A lane's splat in a view, if its row has one.
+// A lane's splat in a view, if its row has one. kept: its gradient is one that the rank kept.
 struct OwnSplat {
-    bool there;
+    bool there, kept;
     Words record, gradient;
-    __device__ OwnSplat(const Seen& seen, int64_t splat, bool has)
-        : there(has), record(seen.records, splat, has), gradient(seen.gradients, splat, has) {
+    __device__ OwnSplat(const Sight& sight, int64_t splat, bool has)
+        : OwnSplat(sight, splat, has, has ? sight.place_of(splat) : NOWHERE) {}
+    __device__ OwnSplat(const Sight& sight, int64_t splat, bool has, int place)
+        : there(has),
+          kept(place >= 0),
+          record(sight.seen.records, splat, has),
+          gradient(kept ? sight.kept : sight.seen.gradients, kept ? place : splat, kept || place == ELSEWHERE) {
         // What is not drawn, since its colour is not finite, never moves.
         there = there && !isnan(record.values[RECORD_DEPTH]);
+    }
+    __device__ bool kept_zero() const {
+        bool zero = kept;
+#pragma unroll
+        for (int i = 0; i < RECORD_STRIDE; ++i) zero = zero && gradient.values[i] == 0.f;
+        return zero;
     }
     __device__ RowGradient differentiated(const View& view, int degree, const float* own) const {
         return differentiate(view, degree, record.values, gradient.values, own);
     }
 };
 
-__device__ OwnSplat own_splat(const Seen& seen, GroupSplats splats) {
+__device__ OwnSplat own_splat(const Sight& sight, GroupSplats splats) {
     unsigned bit = 1u << lane_index();
-    return OwnSplat(seen, splats.first + __popc(splats.rows & (bit - 1)), splats.rows & bit);
+    return OwnSplat(sight, splats.first + __popc(splats.rows & (bit - 1)), splats.rows & bit);
 }
 
 // ONE: the step has one view, `only`, which then lies in the constant bank.
@@ -170,7 +188,7 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
     __syncthreads();
     bool dense = step.moves == MOVE_DENSE, touched_only = step.moves == MOVE_TOUCHED;
     int64_t groups = groups_of(step.rows);
-    int listed = *step.listed(), warps = gridDim.x * (blockDim.x / WARP);
+    int listed = *step.listed(), warps = gridDim.x * (blockDim.x / WARP), zeros = 0;
     for (int k = blockIdx.x * (blockDim.x / WARP) + warp_index(); k < listed; k += warps) {
         int64_t group = step.groups[k], at = group * GROUP_FLOATS;
         const GroupSplats* splats = step.splats + group;
@@ -194,7 +212,8 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
         std::conditional_t<ONE, RowGradient, SummedGradient> gradient;
         int views = 0;
         if constexpr (ONE) {
-            OwnSplat splat = own_splat(only.seen, *splats);
+            OwnSplat splat = own_splat(only, *splats);
+            zeros += splat.kept_zero();
             await_parameters();
             if (splat.there) {
                 views = 1;
@@ -203,7 +222,8 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
         } else {
             await_parameters();
             for (int v = 0; v < step.views; ++v) {
-                OwnSplat splat = own_splat(step.sights[v].seen, splats[v * groups]);
+                OwnSplat splat = own_splat(step.sights[v], splats[v * groups]);
+                zeros += splat.kept_zero();
                 if (!splat.there) continue;
                 ++views;
                 gradient.add(splat.differentiated(step.sights[v].view, step.degree, own));
@@ -235,6 +255,8 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
         store_pieces(step.tables.moment2 + at, stage + 2 * GROUP_FLOATS, pieces, floats);
         __syncwarp();
     }
+    zeros = __reduce_add_sync(ALL_LANES, zeros);
+    if (lane_index() == 0 && zeros > 0) atomicAdd(only.zeros, static_cast<unsigned long long>(zeros));
 }
 
 template <bool ONE>

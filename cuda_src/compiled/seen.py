@@ -9,15 +9,11 @@ import torch
 
 from cuda_src import layout
 from cuda_src.compiled.bindings import address
-from cuda_src.operators import Part, Splats
+from cuda_src.operators import Splats
 from cuda_src.workspace import Workspace
 
 ALIGNMENT = 16
 """Bytes of the words in which kernels copy tables, records and gradients."""
-
-
-PARTS: dict[Part, int] = {"all": 0, "own": 1, "rest": 2}
-"""enum SplatPart in config.h."""
 
 
 class SeenSplats(ctypes.Structure):

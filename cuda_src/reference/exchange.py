@@ -21,7 +21,7 @@ from cuda_src.exchange import (
     Routing,
 )
 from cuda_src.layout import RECORD, RECORD_DEPTH, RECORD_OPACITY
-from cuda_src.operators import KernelSet, Part, Splats
+from cuda_src.operators import ELSEWHERE, NOWHERE, KernelSet, Splats
 from cuda_src.packing import id_words
 from cuda_src.workspace import Workspace
 
@@ -90,6 +90,7 @@ def keep_records(
     rank: int,
     hole: Hole,
     arrivals: Splats,
+    places: torch.Tensor | None,
 ) -> None:
     rows = routing.splats_to(rank)
     if routing.rooms is not None:
@@ -99,6 +100,10 @@ def keep_records(
     if routing.rooms is not None:
         records[hole.first : hole.first + hole.count, RECORD_DEPTH] = math.nan
     records[place], ids[place] = splats.records[rows], splats.ids[rows]
+    if places is not None:
+        places.fill_(NOWHERE)
+        places[rows] = torch.arange(place.start, place.stop, dtype=torch.int32)
+        places[(routing.masks & routing.others_of(rank)) != 0] = ELSEWHERE
 
 
 def unpack_records(kernels: KernelSet, wire: torch.Tensor, hole: Hole, arrivals: Splats) -> None:
@@ -119,23 +124,20 @@ def pack_gradients(
 def sum_gradients(
     kernels: KernelSet,
     routing: Routing,
-    returned: torch.Tensor | None,
+    returned: torch.Tensor,
     rank: int,
     gradients: torch.Tensor | None,
     hole: Hole,
     out: torch.Tensor,
     zeros: torch.Tensor,
-    part: Part,
+    shared: bool,
 ) -> None:
     written = torch.ones_like(routing.masks, dtype=torch.bool)
-    if part != "all":
-        written = ((routing.masks & routing.others_of(rank)) == 0) == (part == "own")
-    out[written] = 0
+    if shared:
+        written = (routing.masks & routing.others_of(rank)) != 0
     total = out.new_zeros(out.shape)
     own = None if gradients is None else gradients[hole.first : hole.first + hole.count, :SENT_GRADIENTS]
-    buffer = own[:0] if returned is None and own is not None else returned
-    assert buffer is not None
-    for destination, (rows, those) in enumerate(_segments(routing, buffer)):
+    for destination, (rows, those) in enumerate(_segments(routing, returned)):
         if destination == rank and own is not None:
             those = own[: len(rows)]
             zeros += _zero_rows(those[written[rows[: len(those)]]])

@@ -33,7 +33,7 @@ from cuda_src.exchange import (
     wire_width,
 )
 from cuda_src.layout import GRADIENT, GRADIENT_STRIDE, RECORD, RECORD_STRIDE
-from cuda_src.operators import KernelSet, Part, Splats
+from cuda_src.operators import Kept, KernelSet, Splats
 from cuda_src.tape import act
 from cuda_src.workspace import Workspace
 from strategies.distribution.codec import CODECS, Incoming, Outgoing
@@ -74,9 +74,9 @@ class GaussianExchange:
         """Rows counted there that held no record: those of a room count as zero."""
 
     @property
-    def sums_own_first(self) -> bool:
-        """Whether gradients of what went to no other rank are there while the others' still cross."""
-        return self.comm.ranks > 1 and not self.codec.moves_own
+    def keeps_gradients(self) -> bool:
+        """Whether those of what went to no other rank are used where they lie, while the others' still cross."""
+        return self.kernels.moves_at_once and self.comm.ranks > 1 and not self.codec.moves_own
 
     @property
     def zeros(self) -> int:
@@ -151,7 +151,7 @@ class Passage:
 
     Used in this order, by all ranks alike: made, which counts and packs what this rank sends and waits for nothing;
     `fits` and `depart`, which need all ranks' counts on the host unless there is a room; `arrive`, `give_back`;
-    `proceed`, which needs counts where a codec leaves rows out; perhaps `collect_own`; `collect`. Between them comes
+    `proceed`, which needs counts where a codec leaves rows out; perhaps `kept_gradients`; `collect`. Between them comes
     whatever need not wait: that is what an exchange hides behind. With a room nothing waits, and `settle` follows once
     the counts are there; all of it may then be played again from a tape, whatever was counted of the time before.
     With rooms the passages of a batch may also `depart_in_turns`; they are then given back in the turns of the way
@@ -233,7 +233,9 @@ class Passage:
             coming = [passages[view] for view in batch.there.next]
             sent = coming[comm.rank]
             batch.there.begun(sent._start(coming, all(ready)))
-            keep_records(sent._exchange.kernels, sent.splats, sent._routing, comm.rank, sent._hole, sent._arrived)
+            keep_records(
+                sent._exchange.kernels, sent.splats, sent._routing, comm.rank, sent._hole, sent._arrived, sent._places
+            )
 
     def _board(self, batch: _Batch) -> bool:
         """Make room for what arrives. Returns whether an exchange may start as soon as its rows are packed."""
@@ -245,6 +247,9 @@ class Passage:
         self._batch, self._number = batch, len(batch.members)
         batch.members.append(_Member(work, self._to, self.room))
         self._hole = Hole(sum(self._from[: comm.rank]), self._to[comm.rank])
+        self._places = None
+        if exchange.keeps_gradients:
+            self._places = work.take("exchange.places", (self.splats.count,), torch.int32)
         packed, real = sent <= self._wire.shape[0], self._wire.dtype
         if not packed:
             self._pack(sent)
@@ -272,6 +277,11 @@ class Passage:
             terms=Terms(own=False, after=after, into=into or None, there=there),
         )
         return pending.wait
+
+    @property
+    def kept(self) -> tuple[Splats, range]:
+        """Where all records will be, and which of them are there as soon as it has departed: this rank's own."""
+        return self._arrived, range(self._hole.first, self._hole.first + self._hole.count)
 
     def arrive(self) -> Splats:
         """The records that touch this rank's tiles, from all ranks, by source, with the Gaussians' own ids.
@@ -321,7 +331,7 @@ class Passage:
 
     def _gives(self, records: int) -> None:
         self._exchange.records += records
-        self._own_collected = False
+        self._some_kept = False
 
     def proceed(self) -> None:
         """Let the gradients follow that could not leave before the host knew how many they are."""
@@ -331,24 +341,21 @@ class Passage:
 
         act(proceed)
 
-    def collect_own(self) -> torch.Tensor:
-        """As `collect` returns them, while those of splats that went to other ranks are still to come."""
-        self._own_collected = True
-        return self._summed(None, "own")
+    def kept_gradients(self) -> tuple[torch.Tensor, Kept]:
+        """Where `collect` puts sums, from now on of what other ranks have a share of; and what is there already."""
+        assert self._gradients is not None
+        assert self._places is not None
+        self._some_kept = True
+        return self._total(), Kept(self._places, self._gradients, self._exchange.counted_zeros)
 
     def collect(self) -> torch.Tensor:
         """Gradients of this rank's own splats, [V, GRADIENT], summed over the ranks that rendered them."""
         if not self._exchange.codec.moves_own:
             self._batch.back.wait(self._number)
-            return self._summed(self._batch.awaited[self._number].memory, "rest" if self._own_collected else "all")
+            return self._summed(self._batch.awaited[self._number].memory, self._some_kept)
         rows = self._work.take("exchange.sparse", (sum(self._to), SENT_GRADIENTS), self._exchange.kernels.dtype)
         act(lambda: _put(self._returning(), rows))
-        return self._summed(rows, "all")
-
-    @property
-    def ranks_of_splats(self) -> tuple[torch.Tensor, int]:
-        """Bits of the ranks that each splat went to, [V] int64, and bits of all ranks but this one."""
-        return self._routing.masks, self._routing.others_of(self._exchange.comm.rank)
+        return self._summed(rows, False)
 
     @property
     def rows_to(self) -> list[int]:
@@ -401,10 +408,12 @@ class Passage:
         self._wire = self._work.take("exchange.wire", (rows, exchange.width), exchange.kernels.dtype)
         pack_records(exchange.kernels, self.splats, self._routing, exchange.comm.rank, self._wire)
 
-    def _summed(self, returned: torch.Tensor | None, part: Part) -> torch.Tensor:
-        exchange = self._exchange
+    def _total(self) -> torch.Tensor:
         shape = self.splats.count, GRADIENT_STRIDE
-        total = self._work.take("exchange.gradients", shape, exchange.kernels.dtype)[:, :GRADIENT]
+        return self._work.take("exchange.gradients", shape, self._exchange.kernels.dtype)[:, :GRADIENT]
+
+    def _summed(self, returned: torch.Tensor, shared: bool) -> torch.Tensor:
+        exchange, total = self._exchange, self._total()
         sum_gradients(
             exchange.kernels,
             self._routing,
@@ -414,7 +423,7 @@ class Passage:
             self._hole,
             total,
             exchange.counted_zeros,
-            part,
+            shared,
         )
         return total
 

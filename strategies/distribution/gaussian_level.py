@@ -13,7 +13,7 @@ from cuda_src.exchange import check_ids
 from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport
 from strategies.distribution.exchange_options import ExchangeOptions
 from strategies.distribution.gaussian_pictures import GaussianPictures
-from strategies.distribution.halo import Halo, exchange_halo
+from strategies.distribution.halo import Halo, HaloExchange
 from strategies.distribution.host_copies import HostCopies
 from strategies.distribution.late_batches import LateBatch, outcome_of
 from strategies.distribution.migration import migrate
@@ -163,12 +163,16 @@ class GaussianLevel(GaussianPictures):
         kernels, weight = self.ctx.kernels, self.ctx.training.ssim_weight
         whole = halo is not None or window.kind != "exact"
         self._composite(shares)
-        with self.ctx.clock("exchange_loss"):
-            if halo is not None:
-                pictures = [share.raster.colour for share in sorted(shares, key=lambda share: share.number)]
-                exchange_halo(self.comm, "exchange_loss", halo, pictures, self.shared)
+        coming = None
+        if halo is not None:
+            pictures = [share.raster.colour for share in sorted(shares, key=lambda share: share.number)]
+            with self.ctx.clock("exchange_loss"):
+                coming = HaloExchange(self.comm, "exchange_loss", halo, pictures, self.shared)
         for share in shares:
             camera, work, image = share.camera, share.work, share.raster.colour
+            if coming is not None:
+                with self.ctx.clock("exchange_loss"):  # For views that are cut alone: others hide the wait.
+                    coming.wait_for(share.number)
             with self.ctx.clock("loss"), self.segment_time.stage(weight=2.0):
                 target, mask = share.truth
                 reach: op.Halo = "exact" if whole else "none"
@@ -179,6 +183,9 @@ class GaussianLevel(GaussianPictures):
                     kernels, share.splats, share.bins, share.raster, camera, loss.gradient, work, self.background
                 )
             self._give_back(share, gradients)
+        if coming is not None:
+            with self.ctx.clock("exchange_loss"):
+                coming.wait()
 
     def _give_back(self, share: Share, gradients: torch.Tensor) -> None:
         """Start the return of a view's gradients, [R, GRADIENT], to the owners of its splats."""
@@ -204,15 +211,13 @@ class GaussianLevel(GaussianPictures):
 
         Where kernels move rows at once, those of splats that went to no other rank move while gradients cross.
         """
-        clock, own_first = self.ctx.clock, self.exchange.sums_own_first and self.optimizer.moves_own_first
+        clock, own_first = self.ctx.clock, self.exchange.keeps_gradients and self.optimizer.moves_own_first
         with clock("exchange_backward"):
             for share in shares:
                 share.passage.proceed()
         if own_first:
             for share in shares:
-                with clock("exchange_backward"):
-                    partial = share.passage.collect_own()
-                self._add(share, partial, *share.passage.ranks_of_splats)
+                self._add(share, *share.passage.kept_gradients())
             with clock("optimize"):
                 self.optimizer.step_own(self.gaussians, images_seen)
         for share in shares:
@@ -223,13 +228,11 @@ class GaussianLevel(GaussianPictures):
         with clock("optimize"):
             self.optimizer.step(self.gaussians, images_seen)
 
-    def _add(self, share: Share, partial: torch.Tensor, ranks: torch.Tensor | None = None, others: int = 0) -> None:
-        """Tell the optimizer of a view's gradients, [V, GRADIENT]. ranks, others: as of `Seen`; none where all wait."""
+    def _add(self, share: Share, partial: torch.Tensor, kept: op.Kept | None = None) -> None:
+        """Tell the optimizer of a view's gradients, [V, GRADIENT]. kept: as of `Seen`; None where all wait."""
         splats, camera, degree = share.passage.splats, share.camera, share.degree
         with self.ctx.clock("project_backward"):
-            self.optimizer.add_splats(
-                self.gaussians, splats, camera, degree, partial, share.work, ranks=ranks, others=others
-            )
+            self.optimizer.add_splats(self.gaussians, splats, camera, degree, partial, share.work, kept=kept)
 
     def _redistribute(self) -> None:
         """Move Gaussians to new owners when due."""

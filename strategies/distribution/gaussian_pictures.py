@@ -25,7 +25,7 @@ from strategies.distribution.segment_time import SegmentTime
 from strategies.distribution.share import Picture, Share
 from strategies.distribution.taped import Taped
 from strategies.distribution.tile_costs import tile_work
-from strategies.distribution.tile_lists import list_tiles
+from strategies.distribution.tile_lists import begin_lists, list_tiles
 from strategies.distribution.turns import Turns
 from strategies.gaussians import Gaussians
 from strategies.info import Options
@@ -202,10 +202,13 @@ class GaussianPictures(Strategy):
         return turns.returning_alike if self.exchange.codec.moves_own else turns
 
     def _depart(self, shares: Sequence[Share]) -> None:
-        """Start the exchanges of records: one view's cross while the next is still projected."""
+        """Start the exchanges of records: one view's cross while the next is still projected, and this rank's own are
+        listed."""
         if shares[0].room is not None:
             with self.ctx.clock(shares[0].passage.stage):
                 Passage.depart_in_turns([share.passage for share in shares], shares[0].turns)
+            for share in shares:
+                self._begin_list(share)
             return
         for share in shares:
             stage = share.passage.stage
@@ -253,6 +256,25 @@ class GaussianPictures(Strategy):
             self._list(share)
             self._raster_forward(share)
 
+    def _begin_list(self, share: Share) -> None:
+        """Of this rank's own records, before those of others are there; a share with a room."""
+        assert share.room is not None
+        splats, share.begun = share.passage.kept
+        if not share.begun:
+            return
+        with self.ctx.clock("bin"), self.segment_time.stage():
+            begin_lists(
+                self.ctx.kernels,
+                splats,
+                share.room.instances_at(self.comm.rank),
+                share.overflow,
+                share.camera,
+                share.tiles,
+                share.work,
+                share.limit,
+                share.begun,
+            )
+
     def _list(self, share: Share) -> None:
         """Instances of this rank's tiles."""
         room = share.room
@@ -266,6 +288,7 @@ class GaussianPictures(Strategy):
                 share.tiles,
                 share.work,
                 share.limit,
+                share.begun,
             )
 
     def _raster_forward(self, share: Share) -> None:

@@ -129,22 +129,37 @@ def _interval(tiles: range, row: np.ndarray, camera: Camera) -> tuple[np.ndarray
     return left * TILE, np.minimum(right * TILE, camera.width)
 
 
-def exchange_halo(
-    comm: Communicator, stage: str, halo: Halo, images: Sequence[torch.Tensor], workspace: Workspace
-) -> None:
-    """Write the other ranks' pixels into each image of a batch.
+class HaloExchange:
+    """The other ranks' pixels on their way into each image of a batch."""
 
-    images: by view [H, W, 3] contiguous, this rank's pixels filled in; the halo is written in place. workspace: holds
-    what crosses.
-    """
-    placed, kind = halo.placed(images[0].device), images[0].dtype
-    pixels = [image.view(-1, 3) for image in images]
-    gives, takes = (
-        workspace.take(f"halo.{side}", (sum(counts), 3), kind)
-        for side, counts in (("gives", placed.to), ("takes", placed.back))
-    )
-    for part in placed.gives:
-        act(partial(torch.index_select, pixels[part.view], 0, part.pixels, out=gives[part.rows]))
-    comm.exchange(stage, gives, placed.to, placed.back, terms=Terms(into=takes)).wait()
-    for part in placed.takes:
-        act(partial(pixels[part.view].index_copy_, 0, part.pixels, takes[part.rows]))
+    def __init__(
+        self, comm: Communicator, stage: str, halo: Halo, images: Sequence[torch.Tensor], workspace: Workspace
+    ) -> None:
+        """Start it. images: by view [H, W, 3] contiguous, this rank's pixels filled in; the halo is written in place.
+        workspace: holds what crosses."""
+        placed, kind = halo.placed(images[0].device), images[0].dtype
+        self._pixels = [image.view(-1, 3) for image in images]
+        gives, self._takes = (
+            workspace.take(f"halo.{side}", (sum(counts), 3), kind)
+            for side, counts in (("gives", placed.to), ("takes", placed.back))
+        )
+        for part in placed.gives:
+            act(partial(torch.index_select, self._pixels[part.view], 0, part.pixels, out=gives[part.rows]))
+        self._placed = placed
+        self._coming = comm.exchange(stage, gives, placed.to, placed.back, terms=Terms(into=self._takes))
+        self._views = {part.view for part in placed.takes}
+        self._waits = True
+
+    def wait_for(self, view: int) -> None:
+        """Have all pixels of a view in its image."""
+        if view in self._views:
+            self.wait()
+
+    def wait(self) -> None:
+        """Have those of all views; once."""
+        if not self._waits:
+            return
+        self._waits = False
+        self._coming.wait()
+        for part in self._placed.takes:
+            act(partial(self._pixels[part.view].index_copy_, 0, part.pixels, self._takes[part.rows]))

@@ -45,6 +45,7 @@ class Grendel(GaussianLevel):
             share.passage.arrive()
             if share.room is not None:
                 share.passage.settle(share.passage.counted, returned=False)
+        self.segment_time.take()
         return trials_of(self.exchange, [share.passage for share in shares], shares[0].turns)
 
     def _halo(self, placed: PlacedRegions) -> Halo | None:

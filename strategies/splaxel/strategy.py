@@ -12,7 +12,7 @@ from cuda_src.camera import Camera
 from cuda_src.layout import MEAN, RECORD
 from cuda_src.workspace import Workspace
 from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport, Strategy
-from strategies.distribution.halo import Halo, exchange_halo
+from strategies.distribution.halo import Halo, HaloExchange
 from strategies.distribution.host_copies import HostCopies
 from strategies.distribution.migration import migrate
 from strategies.distribution.regions import queued_copy
@@ -99,7 +99,8 @@ class Splaxel(Strategy):
             pictures = [self._picture(sharing, c) for sharing, c in zip(sharings, composed, strict=True)]
         if self.options.compose == "owner":
             with clock("exchange_loss"):
-                exchange_halo(comm, "exchange_loss", halo_of(sharings, comm.ranks), pictures, self._work(0, "shared"))
+                halo = halo_of(sharings, comm.ranks)
+                HaloExchange(comm, "exchange_loss", halo, pictures, self._work(0, "shared")).wait()
         upstream, losses = [], []
         for slot, (visit, sharing, picture, c) in enumerate(zip(visits, sharings, pictures, composed, strict=True)):
             with clock("loss"):

@@ -9,6 +9,7 @@ from cuda_src.camera import Camera
 from cuda_src.exchange import take_records
 from cuda_src.layout import PARAMETERS, RECORD_DEPTH
 from cuda_src.operators import (
+    Kept,
     KernelSet,
     Pace,
     Part,
@@ -76,26 +77,25 @@ class RowAdam:
         partial: torch.Tensor,
         work: Workspace,
         drawn: torch.Tensor | None = None,
-        ranks: torch.Tensor | None = None,
-        others: int = 0,
+        kept: Kept | None = None,
     ) -> None:
         """One view's gradients by splat, [V, GRADIENT]: carried back to the parameters now, or in `step` itself.
 
         Splats and gradients are kept by reference until then. degree: the same for all views of a step. drawn: which
-        splats count, [V] bool; None: all. Others are as if the view did not see them; their records may be lost. ranks,
-        others: as of `Seen`, for `step_own`.
+        splats count, [V] bool; None: all. Others are as if the view did not see them; their records may be lost. kept:
+        as of `Seen`, for `step_own`.
         """
         if self._at_once:
             if drawn is not None:
                 # So that nobody waits to learn how many they are.
                 splats.records[:, RECORD_DEPTH].masked_fill_(~drawn, torch.nan)
-            self._seen.append(Seen(splats, camera, partial, ranks, others))
+            self._seen.append(Seen(splats, camera, partial, kept))
             self._degree = degree
             return
         if drawn is not None:
-            kept = torch.nonzero(drawn).flatten()
-            records = take_records(self._kernels, work, "drawn.records", len(kept)).copy_(splats.records[kept])
-            splats, partial = Splats(splats.rows[kept], splats.ids[kept], records), partial[kept]
+            those = torch.nonzero(drawn).flatten()
+            records = take_records(self._kernels, work, "drawn.records", len(those)).copy_(splats.records[those])
+            splats, partial = Splats(splats.rows[those], splats.ids[those], records), partial[those]
         gradients = project_backward(self._kernels, gaussians.parameters, splats, camera, degree, partial, work)
         self.add(splats.rows, gradients)
 

@@ -196,7 +196,8 @@ def exchange_round(count: int, spare: int | None) -> None:
             ex.take_flags(kernels, arrived, sizes, rank, own[rank].overflow)
         drawn, tiles = ex.take_arrivals(kernels, work, "arrived", len(arrived)), (owners == rank).nonzero()[:, 0].int()
         ex.unpack_records(kernels, arrived, hole, drawn)
-        ex.keep_records(kernels, own[rank], routings[rank], rank, hole, drawn)
+        places = torch.empty(own[rank].count, dtype=torch.int32, device=device)
+        ex.keep_records(kernels, own[rank], routings[rank], rank, hole, drawn, places)
         bins = op.bin_splats(kernels, drawn, camera, work, tiles)
         raster = op.raster_forward(kernels, drawn, bins, camera, work)
         gradients = op.raster_backward(kernels, drawn, bins, raster, camera, raster.colour, work)
@@ -206,8 +207,8 @@ def exchange_round(count: int, spare: int | None) -> None:
     for rank in (0, 1):
         back = torch.cat([rows[rank] for rows, _, _ in returned])
         total = torch.zeros(own[rank].count, layout.GRADIENT_STRIDE, device=device)[:, : layout.GRADIENT]
-        for part in ("own", "rest"):
-            ex.sum_gradients(kernels, routings[rank], back, rank, *returned[rank][1:], total, zeros, part)
+        for shared in (False, True):
+            ex.sum_gradients(kernels, routings[rank], back, rank, *returned[rank][1:], total, zeros, shared)
         assert torch.isfinite(total).all()
         assert total.any()
     print(f"{count} Gaussians a rank, spare {spare}: {[rows_to(routing) for routing in routings]} rows")

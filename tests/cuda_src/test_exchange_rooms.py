@@ -53,8 +53,16 @@ def test_every_room_holds_its_records_and_beyond_them_no_splat(count, ranks, spa
     hole = Hole(2, routing.rooms[rank])
     arrived = ex.take_arrivals(REFERENCE, Workspace(), "arrived", hole.count + 4)
     records = arrived.records.fill_(0.5)
-    ex.keep_records(REFERENCE, splats, routing, rank, hole, arrived)
+    places = torch.empty(count, dtype=torch.int32)
+    ex.keep_records(REFERENCE, splats, routing, rank, hole, arrived, places)
     own = routing.splats_to(rank)[: hole.count - 1]
+    kept = places >= 0
+    assert torch.equal(records[places[kept].long()], splats.records[kept])
+    assert set(torch.nonzero(kept).flatten().tolist()) <= set(own.tolist())
+    assert (places[(routing.masks & routing.others_of(rank)) != 0] == op.ELSEWHERE).all()
+    assert (places[routing.masks == 0] == op.NOWHERE).all()
+    whole = (routing.masks == 1 << rank).sum()
+    assert kept.sum() == whole or spare < 0
     assert torch.equal(records[2 : 2 + len(own)], splats.records[own])
     assert torch.equal(arrived.ids[2 : 2 + len(own)], splats.ids[own])
     assert records[2 + len(own) : 2 + hole.count, RECORD_DEPTH].isnan().all()
@@ -64,13 +72,14 @@ def test_every_room_holds_its_records_and_beyond_them_no_splat(count, ranks, spa
 
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(0, 40), ranks=st.integers(2, 5), seed=st.integers(0, 999))
-def test_sums_are_those_without_rooms_in_one_part_or_in_two(count, ranks, seed):
-    _, routing = bound_for(count, ranks, 3, seed)
+def test_sums_are_those_without_rooms_of_all_or_of_what_others_share(count, ranks, seed):
+    splats, routing = bound_for(count, ranks, 3, seed)
     rank = seed % ranks
     generator = torch.Generator().manual_seed(seed)
     parts = [torch.randn(n - 4, ex.SENT_GRADIENTS, generator=generator) for n in routing.rooms]
     gradients = torch.zeros(routing.rooms[rank], GRADIENT)
     gradients[: len(parts[rank]), : ex.SENT_GRADIENTS] = parts[rank]
+    gradients[::3] = parts[rank][::3] = 0
     returned = torch.cat([torch.cat([part, torch.zeros(4, ex.SENT_GRADIENTS)]) for part in parts])
     zeros, hole = torch.zeros(1, dtype=torch.int64), Hole(0, len(gradients))
     out, expected = torch.empty(count, GRADIENT), torch.empty(count, GRADIENT)
@@ -79,23 +88,17 @@ def test_sums_are_those_without_rooms_in_one_part_or_in_two(count, ranks, seed):
         REFERENCE, replace(routing, rooms=None), torch.cat(parts), rank, gradients, hole, expected, zeros.clone()
     )
     assert torch.equal(out, expected)
-    in_parts, counted = torch.full((count, GRADIENT), 0.5), torch.zeros(1, dtype=torch.int64)
+    some, counted = torch.full((count, GRADIENT), 0.5), torch.zeros(1, dtype=torch.int64)
     elsewhere = (routing.masks & routing.others_of(rank)) != 0
-    ex.sum_gradients(REFERENCE, routing, None, rank, gradients, hole, in_parts, counted, "own")
-    assert torch.equal(in_parts[~elsewhere], expected[~elsewhere])
-    assert (in_parts[elsewhere] == 0.5).all()
-    ex.sum_gradients(REFERENCE, routing, returned, rank, gradients, hole, in_parts, counted, "rest")
-    assert torch.equal(in_parts, expected)
-    assert torch.equal(counted, zeros)
-
-
-def test_a_part_of_the_sums_wants_the_gradients_that_it_is_made_of():
-    _, routing = bound_for(4, 2, 0, 1)
-    out, zeros, some = torch.empty(4, GRADIENT), torch.zeros(1, dtype=torch.int64), torch.zeros(9, GRADIENT)
-    with pytest.raises(ValueError, match="part 'own' of the splats: expected own gradients"):
-        ex.sum_gradients(REFERENCE, routing, some, 0, None, Hole(), out, zeros, "own")
-    with pytest.raises(ValueError, match="part 'rest' of the splats: expected returned gradients"):
-        ex.sum_gradients(REFERENCE, routing, None, 0, some, Hole(), out, zeros, "rest")
+    ex.sum_gradients(REFERENCE, routing, returned, rank, gradients, hole, some, counted, shared=True)
+    assert torch.equal(some[elsewhere], expected[elsewhere])
+    assert (some[~elsewhere] == 0.5).all()
+    # What is kept has its zeros counted by who uses it.
+    places, arrived = torch.empty(count, dtype=torch.int32), ex.take_arrivals(REFERENCE, Workspace(), "a", hole.count)
+    ex.keep_records(REFERENCE, splats, routing, rank, hole, arrived, places)
+    kept = places >= 0
+    assert torch.equal(gradients[places[kept].long(), : ex.SENT_GRADIENTS], expected[kept, : ex.SENT_GRADIENTS])
+    assert counted + (~expected[kept].any(dim=1)).sum() == zeros
 
 
 @pytest.mark.parametrize("flagged", [None, 0, 1, 2])
@@ -195,8 +198,11 @@ def test_compiled_rooms_are_the_definition(parity, compiled, ranks, spare, more)
     ex.row_words(mine.records).zero_()
     kept.records.zero_()
     kept.ids.zero_()
-    ex.keep_records(compiled, splats, ours, rank, hole, mine)
-    ex.keep_records(REFERENCE, there, theirs, rank, hole, kept)
+    places = torch.empty(splats.count, dtype=torch.int32, device=device)
+    their_places = torch.empty(splats.count, dtype=torch.int32)
+    ex.keep_records(compiled, splats, ours, rank, hole, mine, places)
+    ex.keep_records(REFERENCE, there, theirs, rank, hole, kept, their_places)
+    assert torch.equal(places.cpu(), their_places)
     drawn = kept.records[:, RECORD_DEPTH] == kept.records[:, RECORD_DEPTH]
     assert torch.equal(mine.records[:, RECORD_DEPTH].isnan().cpu(), ~drawn)
     assert torch.equal(mine.records.cpu()[drawn], kept.records[drawn])
@@ -213,11 +219,9 @@ def test_compiled_rooms_are_the_definition(parity, compiled, ranks, spare, more)
     # A row that lies beyond its room was never sent; the definition and the kernel leave out the same ones.
     assert torch.equal(total[live].cpu(), by_definition[live])
     total.fill_(0.5)
-    counted_in_parts = torch.zeros_like(zeros)
-    ex.sum_gradients(compiled, ours, None, rank, padded, hole, total, counted_in_parts, "own")
-    elsewhere = (ours.masks & ours.others_of(rank)) != 0
-    assert (total[elsewhere] == 0.5).all()
-    assert torch.equal(total[live][~elsewhere[live]].cpu(), by_definition[live][~elsewhere[live].cpu()])
-    ex.sum_gradients(compiled, ours, returned.to(device), rank, padded, hole, total, counted_in_parts, "rest")
-    assert torch.equal(total[live].cpu(), by_definition[live])
-    assert torch.equal(counted_in_parts, zeros)
+    counted, theirs_counted = torch.zeros_like(zeros), torch.zeros(1, dtype=torch.int64)
+    shared = torch.full_like(by_definition, 0.5)
+    ex.sum_gradients(compiled, ours, returned.to(device), rank, padded, hole, total, counted, shared=True)
+    ex.sum_gradients(REFERENCE, theirs, returned, rank, gradients, hole, shared, theirs_counted, shared=True)
+    assert torch.equal(total[live].cpu(), shared[live])
+    assert torch.equal(counted.cpu(), theirs_counted)

@@ -188,20 +188,32 @@ def test_what_no_other_rank_has_a_share_of_moves_first_and_the_rest_as_it_would_
 ):
     view = parity.view(5, gaussians=901)
     model = Model.of(view, device)
-    generator, views = torch.Generator().manual_seed(4), []
+    generator, views, alone = torch.Generator().manual_seed(4), [], []
+    waits = torch.zeros(-(-len(model.ids) // 32), dtype=torch.bool, device=device)
+    zeros, zero_rows = torch.zeros(1, dtype=torch.int64, device=device), 0
     for i in range(batch):
         seen = seen_by(kernels, model, turned(view.camera, 8.0 * i, 0.1 * i), 3, i)
-        # Bits of three ranks, of which this is the second: neighbours mostly go to the same.
+        alone.append(seen)
+        # Neighbours mostly go to the same ranks.
         there = torch.rand(-(-len(model.ids) // 64), generator=generator) < 0.4
         elsewhere = there.to(device)[seen.splats.rows // 64]
-        views.append(replace(seen, ranks=torch.where(elsewhere, 0b111, 0b010), others=~0b010))
-    waits = torch.zeros(-(-len(model.ids) // 32), dtype=torch.bool, device=device)
-    for seen in views:
-        waits[seen.splats.rows[(seen.ranks & seen.others) != 0] // 32] = True
+        waits[seen.splats.rows[elsewhere] // 32] = True
+        # A gradient that is kept lies somewhere else, and what is drawn nowhere has none.
+        count = seen.splats.count
+        nowhere = torch.arange(count, device=device) % 7 == 5
+        seen.gradients[nowhere & ~elsewhere] = 0
+        places = (torch.arange(count, device=device) + 3).int()
+        places[nowhere], places[elsewhere] = op.NOWHERE, op.ELSEWHERE
+        kept = torch.zeros(count + 3, layout.GRADIENT_STRIDE, device=device)[:, : layout.GRADIENT]
+        kept[3:] = seen.gradients
+        zero_rows += int((~seen.gradients.any(dim=1) & (places >= 0)).sum())
+        summed = torch.where(elsewhere[:, None], seen.gradients, torch.nan)
+        views.append(replace(seen, gradients=summed, kept=op.Kept(places, kept, zeros)))
     waits = waits.repeat_interleave(32)[: len(model.ids)]
     whole, parts, work = model.tables(), model.tables(), Workspace(device)
-    given = views, 3, work, op.Pace(model.rates, IMAGES_SEEN)
-    op.project_backward_adam(kernels, *whole, *given, rows=rows)
+    pace = op.Pace(model.rates, IMAGES_SEEN)
+    given = views, 3, work, pace
+    op.project_backward_adam(kernels, *whole, alone, 3, Workspace(device), pace, rows=rows)
     op.project_backward_adam(kernels, *parts, *given, rows=rows, part="own")
     for table, all_moved, before in zip(parts, whole, model.tables(), strict=True):
         assert torch.equal(table[waits], before[waits])
@@ -211,6 +223,7 @@ def test_what_no_other_rank_has_a_share_of_moves_first_and_the_rest_as_it_would_
     op.project_backward_adam(kernels, *parts, *given, rows=rows, part="rest")
     for table, all_moved in zip(parts, whole, strict=True):
         assert torch.equal(table, all_moved)
+    assert 0 < int(zeros) == zero_rows
 
 
 @pytest.mark.parametrize("rows", ["visible", "touched"])

@@ -99,6 +99,33 @@ def test_a_room_and_some_of_the_tiles(parity, kernels, device, overflow, tiles):
     assert int(overflow) == 0
 
 
+@pytest.mark.parametrize("some", [True, False])
+@pytest.mark.parametrize("there", [range(5, 90), range(1, 6100), range(2048, 4096), range(3000, 12_000)])
+def test_lists_begun_with_splats_that_are_there_first_are_those_of_all_at_once(
+    parity, kernels, device, overflow, there, some
+):
+    view = parity.view(17, gaussians=12_000)
+    splats, exact = listed(kernels, view, device, Workspace(device))
+    there = range(there.start, min(there.stop, splats.count))
+    tiles = torch.tensor([1, 2, 7], dtype=torch.int32, device=device) if some else None
+    room = Room(splats.count, exact.instances, overflow)
+    work = worn(parity, kernels, device)
+    own, _ = listed(kernels, view, device, work, room)
+    at_once = op.bin_splats(kernels, own, view.camera, Workspace(device), tiles, room=room)
+    everything = own.records.clone()
+    for _ in range(3):  # The third time both are graphs.
+        own.records[: there.start] = own.records[there.stop :] = torch.nan
+        op.begin_bins(kernels, own, view.camera, work, tiles, None, room, there)
+        own.records.copy_(everything)
+        bins = op.bin_splats(kernels, own, view.camera, work, tiles, room=room, begun=there)
+        assert torch.equal(bins.starts, at_once.starts)
+        used = int(bins.starts[-1])
+        assert used > 100
+        assert torch.equal(bins.splat[:used], at_once.splat[:used])
+        assert torch.equal(bins.needed, at_once.needed)
+    assert int(overflow) == 0
+
+
 @pytest.mark.parametrize("short_of", ["splats", "instances", "both"])
 @pytest.mark.parametrize("missing", [1, 200])
 def test_too_little_room_sets_the_flag_stays_within_memory_and_moves_nothing(

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from cuda_src import layout, portable
 from cuda_src.camera import Camera
-from cuda_src.operators import Bins, KernelSet, Room, Splats
+from cuda_src.operators import ELSEWHERE, Bins, KernelSet, Room, Splats
 from cuda_src.tape import act
 from strategies.base import Context, Rect, World
 from strategies.distribution.communicator import Communicator, LocalCommunicator
@@ -184,7 +184,10 @@ class WithRooms:
     def __init__(self) -> None:
         self.exact = self.roomy = 0
         self.project, self.bin_splats = on_tapes(self._project), on_tapes(self._bin_splats)
+        self.begin_bins = on_tapes(self._begin_bins)
         self.project_backward_adam = on_tapes(self._project_backward_adam)
+        self.there: dict[int, tuple[range, torch.Tensor]] = {}
+        """By workspace, what lists were begun with."""
 
     def __getattr__(self, name: str):
         operator = getattr(portable, name)
@@ -201,9 +204,17 @@ class WithRooms:
         columns = (padded(getattr(splats, name), room.splats) for name in ("rows", "ids", "records"))
         return Splats(*columns, torch.tensor([splats.count, 0]), room.overflow)
 
+    def _begin_bins(self, kernels, splats, camera, workspace, tiles, depth_limit, room: Room, there: range) -> None:
+        self.there[id(workspace)] = there, splats.records[there.start : there.stop].clone()
+
     def _bin_splats(
-        self, kernels, splats, camera, workspace, tiles, subtiles, depth_limit, room: Room | None = None
-    ) -> Bins:
+        self, kernels, splats, camera, workspace, tiles, subtiles, depth_limit, room: Room | None = None,
+        begun: range = range(0),
+    ) -> Bins:  # fmt: skip
+        if begun:
+            there, records = self.there.pop(id(workspace))
+            assert there == begun
+            assert torch.equal(splats.records[there.start : there.stop].nan_to_num(), records.nan_to_num())
         live = self.live(splats)
         drawn = live.records[:, layout.RECORD_DEPTH].isfinite()
         shown = Splats(live.rows[drawn], live.ids[drawn], live.records[drawn])
@@ -240,11 +251,17 @@ class WithRooms:
         summed = torch.zeros_like(parameters)
         times = torch.zeros(len(parameters), dtype=torch.int32)
         waits = torch.zeros(len(parameters), dtype=torch.bool)
+        zeros = []
         for seen in views:
             live = self.live(seen.splats)
-            if seen.ranks is not None:
-                waits[live.rows[(seen.ranks[: live.count] & seen.others) != 0]] = True
             gradients = seen.gradients[: live.count].contiguous()
+            if (kept := seen.kept) is not None:
+                places = kept.places[: live.count]
+                waits[live.rows[places == ELSEWHERE]] = True
+                own = torch.zeros_like(gradients)
+                own[places >= 0] = kept.gradients[places[places >= 0].long()]
+                zeros.append((kept.zeros, live.rows[(places >= 0) & ~own.any(dim=1)]))
+                gradients = torch.where((places == ELSEWHERE)[:, None], gradients, own)
             summed[live.rows] += portable.project_backward(
                 kernels, parameters, live, seen.camera, sh_degree, gradients, workspace
             )
@@ -252,6 +269,8 @@ class WithRooms:
         moved = times.nonzero()[:, 0]
         if part != "all":
             moved = moved[waits[moved] == (part == "rest")]
+        for counted, those in zeros:
+            counted += int(torch.isin(those, moved).sum())
         portable.adam_rows(
             kernels, parameters, moment1, moment2, moved, summed[moved], times[moved], pace.rates.float(),
             pace.images_seen, beta1, beta2, epsilon,

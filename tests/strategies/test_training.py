@@ -11,7 +11,7 @@ import torch
 
 from cuda_src import layout
 from cuda_src.camera import Camera
-from cuda_src.operators import KernelSet, Splats, project
+from cuda_src.operators import Kept, KernelSet, Splats, project
 from cuda_src.workspace import Workspace
 from strategies.gaussians import Gaussians
 from strategies.training.config import Training
@@ -169,8 +169,9 @@ def test_kernels_that_move_rows_at_once_are_given_all_views_of_a_step(at_once, r
 
 def test_a_step_in_two_parts_is_given_the_same_views_twice_and_the_next_one_is_whole(at_once):
     rule, model = moving(), gaussians(6)
-    partial, ranks = torch.zeros(1, layout.GRADIENT), torch.tensor([3])
-    rule.add_splats(model, splats([1]), CAMERA, 3, partial, Workspace(), ranks=ranks, others=~1)
+    partial = torch.zeros(1, layout.GRADIENT)
+    kept = Kept(torch.tensor([0]), partial, torch.zeros(1))
+    rule.add_splats(model, splats([1]), CAMERA, 3, partial, Workspace(), kept=kept)
     rule.step_own(model, 1)
     rule.step(model, 1)
     rule.add_splats(model, splats([2]), CAMERA, 3, partial, Workspace())
@@ -178,8 +179,8 @@ def test_a_step_in_two_parts_is_given_the_same_views_twice_and_the_next_one_is_w
     assert [step["rules"][-1] for step in at_once.steps] == ["own", "rest", "all"]
     first, second, whole = (step["views"] for step in at_once.steps)
     assert first == second
-    assert [(seen.ranks, seen.others) for seen in first] == [(ranks, ~1)]
-    assert [(seen.ranks, seen.others) for seen in whole] == [(None, 0)]
+    assert [seen.kept for seen in first] == [kept]
+    assert [seen.kept for seen in whole] == [None]
 
 
 def test_a_step_is_given_by_splat_or_by_row(at_once):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from cuda_src.camera import Camera
 from cuda_src.operators import KernelSet
 from cuda_src.workspace import Workspace
 from strategies.distribution.communicator import Communicator, LocalCommunicator
-from strategies.distribution.halo import SSIM_HALO, exchange_halo, halo_of_regions
+from strategies.distribution.halo import SSIM_HALO, HaloExchange, halo_of_regions
 from strategies.distribution.migration import migrate
 from strategies.distribution.ownership import dealt_owners, kdtree_ids, owned_ids
 from strategies.distribution.regions import cut_regions
@@ -126,8 +127,8 @@ def test_the_halo_of_a_run_of_tiles_is_that_of_its_pixels(halo_of_pixels, sizes,
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("by", ["pixels", "regions"])
-def test_halo_brings_in_every_pixel_within_reach_and_no_other(dilate, halo_of_pixels, ranks, by):
+@pytest.mark.parametrize(("by", "view"), [("pixels", 0), ("regions", 0), ("regions", 1)])
+def test_halo_brings_in_every_pixel_within_reach_and_no_other(dilate, halo_of_pixels, ranks, by, view):
     cameras = [camera(70, 50), camera(33, 40)]
     truth = [torch.rand(c.height, c.width, 3) for c in cameras]
     regions = cut_regions(cameras, [torch.rand(c.tiles) for c in cameras], ranks, "block")
@@ -137,7 +138,11 @@ def test_halo_brings_in_every_pixel_within_reach_and_no_other(dilate, halo_of_pi
         images = [torch.where(m[..., None], t, torch.nan) for m, t in zip(mine, truth, strict=True)]
         of_pixels = halo_of_pixels(regions, comm.rank, ranks, len(cameras))
         halo = of_pixels if by == "pixels" else halo_of_regions(regions, comm.rank)
-        exchange_halo(comm, "exchange_loss", halo, images, Workspace())
+        coming = HaloExchange(comm, "exchange_loss", halo, images, Workspace())
+        coming.wait_for(view)
+        near = dilate(mine[view], SSIM_HALO)
+        assert torch.equal(images[view][near], truth[view][near])
+        coming.wait()
         for image, own, whole in zip(images, mine, truth, strict=True):
             near = dilate(own, SSIM_HALO)
             assert torch.equal(image[near], whole[near])
@@ -146,6 +151,25 @@ def test_halo_brings_in_every_pixel_within_reach_and_no_other(dilate, halo_of_pi
 
     for rank, (payload, _, _) in enumerate(VirtualWorld(ranks).run(main)):
         assert payload[rank, rank] == 0
+
+
+def test_views_that_are_not_cut_wait_for_no_halo():
+    cameras, waits = [camera(64, 48)] * 2, []
+    costs = [torch.full((c.tiles,), cost) for c, cost in zip(cameras, (3.0, 1.0), strict=True)]
+    regions = cut_regions(cameras, costs, 2, "block")  # The second rank begins in the first view.
+    pending = SimpleNamespace(wait=lambda: waits.append(1))
+    comm = SimpleNamespace(exchange=lambda stage, *rest, terms: pending)
+    halo = HaloExchange(comm, "a", halo_of_regions(regions, 1), [torch.zeros(48, 64, 3)] * 2, Workspace())
+    halo.wait_for(0)
+    assert len(waits) == 1
+    halo.wait_for(1)
+    halo.wait()
+    assert len(waits) == 1
+    halo = HaloExchange(comm, "a", halo_of_regions(regions, 1), [torch.zeros(48, 64, 3)] * 2, Workspace())
+    halo.wait_for(1)
+    assert len(waits) == 1
+    halo.wait()
+    assert len(waits) == 2
 
 
 def table(ids: torch.Tensor) -> Gaussians:
