@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -107,15 +109,29 @@ class ReplayedLaunch(Launch):
     def _recorded(self, device: int) -> ctypes.c_void_p | None:
         """None if any part of it fails: an error that is not the recording's own comes back with the plain launch."""
         own, stream, graph = library(), ctypes.c_void_p(), ctypes.c_void_p()
-        if own.begin_recording(device, ctypes.byref(stream)):
-            return None
-        recording = Queue(device, stream)
-        code = self._own(recording, *self._arguments)
-        if own.end_recording(recording, code, ctypes.byref(graph)):
-            return None
+        with _no_collector():
+            if own.begin_recording(device, ctypes.byref(stream)):
+                return None
+            recording = Queue(device, stream)
+            code = self._own(recording, *self._arguments)
+            if own.end_recording(recording, code, ctypes.byref(graph)):
+                return None
         _RECORDED.add(self)
         weakref.finalize(self, own.forget_recording, device, graph).atexit = False
         return graph
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Inside, no garbage is found, by no thread: memory that other GPUs map waits for the device when it is freed,
+    which ends the process while anything is recorded."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 _RECORDED: weakref.WeakSet[ReplayedLaunch] = weakref.WeakSet()

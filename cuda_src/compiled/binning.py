@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,8 +35,6 @@ _BUCKET_WORDS, _LONG_LIST_WORDS, _SHARE_WORDS = 6, 2, 2
 _COUNTS = 5
 """Words of struct Counts in bin.cuh."""
 _SPLAT_STARTS = "bin.splat_starts", torch.int64
-
-_InRoom = tuple[Bins, ReplayedLaunch, ReplayedLaunch]
 
 
 class Given(ctypes.Structure):
@@ -81,20 +80,18 @@ def bin_splats(
     A fixed order of sums by splat is not kept: raster_backward adds with atomics.
     """
     if room is not None:
-        bins, _, rest = _in_room(kernels, splats, camera, workspace, tiles, subtiles, depth_limit, room, begun)
-        rest()
-        return bins
+        return _in_room(kernels, splats, camera, workspace, tiles, subtiles, depth_limit, room, begun)
     device, n, listed = splats.records.device, splats.count, camera.tiles if tiles is None else tiles.shape[0]
     if n == 0 or listed == 0:
         none = workspace.take("bin.splat", (0,), torch.int32)
         starts = workspace.zeros("bin.starts", (listed + 1,), torch.int64)
         splat_starts = workspace.zeros(_SPLAT_STARTS[0], (n + 1,), _SPLAT_STARTS[1])
         return Bins(_listed_tiles(camera, tiles, workspace), starts, none, None, splat_starts)
-    given, tiles = _given(splats, camera, workspace, tiles, subtiles, depth_limit)
+    given, tiles, _held = _given(splats, camera, workspace, tiles, subtiles, depth_limit)
     if tiles is not None:
         places = workspace.take("bin.places", (camera.tiles,), torch.int32)
         call("list_tiles", device, tiles, count(listed), places, count(camera.tiles))
-    return _binned_exactly(kernels, given, camera, workspace, tiles, listed)
+    return _binned_exactly(kernels, Given(*given), camera, workspace, tiles, listed)
 
 
 def begin_bins(
@@ -108,12 +105,7 @@ def begin_bins(
     there: range,
 ) -> None:
     """See `cuda_src.operators.begin_bins`."""
-    _, begin, _ = _in_room(kernels, splats, camera, workspace, tiles, None, depth_limit, room, there)
-    begin()
-
-
-_Fields = tuple[Any, ...]
-"""Of a `Given`."""
+    _in_room(kernels, splats, camera, workspace, tiles, None, depth_limit, room, there, begin=True)
 
 
 def _given(
@@ -123,8 +115,8 @@ def _given(
     tiles: torch.Tensor | None,
     subtiles: torch.Tensor | None,
     depth_limit: torch.Tensor | None,
-) -> tuple[_Fields, torch.Tensor | None]:
-    """What kernels are given, and the tiles where they read them."""
+) -> tuple[tuple[Any, ...], torch.Tensor | None, Sequence[torch.Tensor | None]]:
+    """Fields of a `Given`, the tiles where kernels read them, and what must be held until they have been launched."""
     places = None
     if tiles is not None:
         tiles = tiles.to(splats.records.device)
@@ -137,7 +129,7 @@ def _given(
         records.data_ptr(), address(ids), splats.count, address(splats.live), address(splats.overflow),
         address(places), address(subtiles), address(depth_limit), address(rows),
     )  # fmt: skip
-    return given, tiles
+    return given, tiles, (records, ids, subtiles, depth_limit, rows)
 
 
 def _in_room(
@@ -150,14 +142,19 @@ def _in_room(
     depth_limit: torch.Tensor | None,
     room: Room,
     begun: range,
-) -> _InRoom:
-    """Bins of the room's size, what begins to fill them, and what does the rest; kept for the next visit."""
+    begin: bool = False,
+) -> Bins:
+    """Bins of the room's size, kept for the next visit. begin: only begin to fill them; otherwise do the rest."""
     if splats.live is None or splats.count != room.splats:
         raise ValueError(f"a room for {room.splats} splats, but they are {splats.count} and were projected without it")
-    given, tiles = _given(splats, camera, workspace, tiles, subtiles, depth_limit)
+    given, tiles, _held = _given(splats, camera, workspace, tiles, subtiles, depth_limit)
     listed = camera.tiles if tiles is None else tiles.shape[0]
     key = "bin", view_of(kernels, camera), *given, listed, address(tiles), room.instances, begun
-    return workspace.kept(key, lambda: _prepared(kernels, Given(*given), camera, workspace, tiles, listed, room, begun))
+    bins, first, rest = workspace.kept(
+        key, lambda: _prepared(kernels, Given(*given), camera, workspace, tiles, listed, room, begun)
+    )
+    (first if begin else rest)()
+    return bins
 
 
 def _in_records(ids: torch.Tensor, records: torch.Tensor) -> bool:
@@ -175,7 +172,8 @@ def _prepared(
     listed: int,
     room: Room,
     begun: range,
-) -> _InRoom:
+) -> tuple[Bins, ReplayedLaunch, ReplayedLaunch]:
+    """Bins of the room's size, what begins to fill them, and what does the rest."""
     _check(room.instances)
     workspace.release(*_SPLAT_STARTS)  # Of a first visit, at which they were counted.
     work, memory = _work(given.splats, room.instances, listed, workspace)
@@ -193,10 +191,9 @@ def _prepared(
 
 
 def _binned_exactly(
-    kernels: KernelSet, fields: _Fields, camera: Camera, workspace: Workspace, tiles: torch.Tensor | None, listed: int
+    kernels: KernelSet, given: Given, camera: Camera, workspace: Workspace, tiles: torch.Tensor | None, listed: int
 ) -> Bins:
     """The instances are counted, and lists made of their number."""
-    given = Given(*fields)
     n = given.splats
     splat_starts = workspace.take(_SPLAT_STARTS[0], (n + 1,), _SPLAT_STARTS[1])
     device, view, none = splat_starts.device, ctypes.byref(view_of(kernels, camera)), (count(0), count(0))

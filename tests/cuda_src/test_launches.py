@@ -21,6 +21,8 @@ class Library:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
+        self.collects: list[bool] = []
+        """Whether garbage may be found, at each of the calls."""
         self.graphs = 0
         self.fails: dict[str | tuple[str, int], int] = {}
         self.error_text = lambda code: b"out of luck"
@@ -30,6 +32,7 @@ class Library:
     def _function(self, name: str):
         def called(where, *arguments) -> int:
             self.calls.append((name, where.stream if isinstance(where, Queue) else where))
+            self.collects.append(gc.isenabled())
             if name == "begin_recording":
                 arguments[0]._obj.value = RECORDING
             if name == "end_recording" and not (arguments[0] or name in self.fails):
@@ -62,6 +65,23 @@ def test_a_launch_calls_its_function_with_the_same_arguments_every_time(library)
         launch()
     assert library.calls == [("work", STREAM)] * 5
     assert launches.counted() == before + 5
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("fails", [None, "begin_recording", "end_recording"])
+def test_no_garbage_is_found_while_a_launch_is_recorded(library, collects, fails):
+    if not collects:
+        gc.disable()
+    try:
+        library.fails = {} if fails is None else {fails: 1}
+        launch = ReplayedLaunch("work", GPU, 1)
+        for _ in range(REPLAYED_FROM):
+            launch()
+        during = [collects and not name.endswith("recording") and where != RECORDING for name, where in library.calls]
+        assert library.collects == during
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
 
 
 def test_a_replayed_launch_is_recorded_once_on_a_stream_of_its_own_and_then_replayed(library):
