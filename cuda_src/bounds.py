@@ -34,6 +34,8 @@ SPARE_EXTENT = 1.01
 SPARE_PIXELS = 1.0
 SPARE_DISTANCE = 1e-5
 """Share of the distance from the camera (in the sum of coordinates) by which a float32 position may be wrong."""
+SPARE_CENTRE = 2.0**-21
+"""Share of the camera's distance from the world's origin by which float32 may be wrong about what is near it."""
 SQUARE_SIGMAS = 3.0
 
 
@@ -88,8 +90,13 @@ def groups_seen(
 def half_spaces(kernels: KernelSet, camera: Camera) -> Iterator[tuple[np.ndarray, float, float]]:
     """Where a Gaussian must lie to be seen, as normal [3] (world axes), offset and share k of its extent.
 
-    normal . (mean - camera centre) + offset + k extent >= 0. Three for the near and far plane and each border.
+    normal . (mean - camera centre) + offset + k extent >= 0. Two for the near and far plane and one for each border.
     """
+    for normal, offset, share in _exact_half_spaces(kernels, camera):
+        yield normal, offset + SPARE_CENTRE * float(np.abs(normal) @ np.abs(camera.centre)), share
+
+
+def _exact_half_spaces(kernels: KernelSet, camera: Camera) -> Iterator[tuple[np.ndarray, float, float]]:
     convention = kernels.convention
     right, down, ahead = camera.world_to_camera[:3, :3]
     yield ahead, -convention.near, 0.0

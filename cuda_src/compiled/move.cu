@@ -147,17 +147,29 @@ __device__ void move_row(const RowRule& rule, const float* rates, const Gradient
     }
 }
 
-// A lane's splat in a view, if its row has one. kept: its gradient is one that the rank kept.
+// Which splat of a view is a lane's, if its row has one, and where its gradient is.
+struct SplatPlace {
+    int splat = 0, place = NOWHERE;
+    bool has = false;
+    SplatPlace() = default;
+    __device__ SplatPlace(const Sight& sight, GroupSplats splats) {
+        unsigned bit = 1u << lane_index();
+        has = splats.rows & bit;
+        splat = splats.first + __popc(splats.rows & (bit - 1));
+        if (has) place = sight.place_of(splat);
+    }
+};
+
+// That splat. kept: its gradient is one that the rank kept.
 struct OwnSplat {
     bool there, kept;
     Words record, gradient;
-    __device__ OwnSplat(const Sight& sight, int64_t splat, bool has)
-        : OwnSplat(sight, splat, has, has ? sight.place_of(splat) : NOWHERE) {}
-    __device__ OwnSplat(const Sight& sight, int64_t splat, bool has, int place)
-        : there(has),
-          kept(place >= 0),
-          record(sight.seen.records, splat, has),
-          gradient(kept ? sight.kept : sight.seen.gradients, kept ? place : splat, kept || place == ELSEWHERE) {
+    __device__ OwnSplat(const Sight& sight, SplatPlace at)
+        : there(at.has),
+          kept(at.place >= 0),
+          record(sight.seen.records, at.splat, at.has),
+          gradient(kept ? sight.kept : sight.seen.gradients, kept ? at.place : at.splat,
+                   kept || at.place == ELSEWHERE) {
         // What is not drawn, since its colour is not finite, never moves.
         there = there && !isnan(record.values[RECORD_DEPTH]);
     }
@@ -171,11 +183,6 @@ struct OwnSplat {
         return differentiate(view, degree, record.values, gradient.values, own);
     }
 };
-
-__device__ OwnSplat own_splat(const Sight& sight, GroupSplats splats) {
-    unsigned bit = 1u << lane_index();
-    return OwnSplat(sight, splats.first + __popc(splats.rows & (bit - 1)), splats.rows & bit);
-}
 
 // ONE: the step has one view, `only`, which then lies in the constant bank.
 template <bool ONE>
@@ -194,6 +201,11 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
         const GroupSplats* splats = step.splats + group;
         unsigned there = rows_there(step.rows, group), wanted = dense ? there : 0u;
         for (int v = 0; v < (ONE ? 1 : step.views); ++v) wanted |= splats[v * groups].rows;
+        auto place_in = [&](int v) {
+            return v < step.views ? SplatPlace(step.sights[v], splats[v * groups]) : SplatPlace();
+        };
+        // On the way before what is waited for: where a gradient is has to be known before it is asked for.
+        SplatPlace place = ONE ? SplatPlace(only, *splats) : place_in(0), following = ONE ? place : place_in(1);
         int floats = __popc(there) * PARAMETERS;
         unsigned pieces = pieces_of(wanted, PARAMETERS, floats);
         auto fetch_moments = [&] {
@@ -212,7 +224,7 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
         std::conditional_t<ONE, RowGradient, SummedGradient> gradient;
         int views = 0;
         if constexpr (ONE) {
-            OwnSplat splat = own_splat(only, *splats);
+            OwnSplat splat(only, place);
             zeros += splat.kept_zero();
             await_parameters();
             if (splat.there) {
@@ -220,13 +232,18 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
                 gradient = splat.differentiated(only.view, step.degree, own);
             }
         } else {
+            OwnSplat splat(step.sights[0], place);
             await_parameters();
             for (int v = 0; v < step.views; ++v) {
-                OwnSplat splat = own_splat(step.sights[v], splats[v * groups]);
+                // The next view's is on the way meanwhile.
+                OwnSplat next(step.sights[min(v + 1, step.views - 1)], following);
+                following = place_in(v + 2);
                 zeros += splat.kept_zero();
-                if (!splat.there) continue;
-                ++views;
-                gradient.add(splat.differentiated(step.sights[v].view, step.degree, own));
+                if (splat.there) {
+                    ++views;
+                    gradient.add(splat.differentiated(step.sights[v].view, step.degree, own));
+                }
+                splat = next;
             }
         }
 

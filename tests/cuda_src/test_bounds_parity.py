@@ -122,6 +122,26 @@ def test_no_view_loses_a_gaussian_by_its_bound(
 
 
 @BACKENDS
+def test_far_from_the_worlds_origin_nothing_at_the_far_plane_is_lost(parity, backend):
+    """The camera's own place is rounded there, by more than what is seen lies from the plane."""
+    view, kernels = parity.view(1, gaussians=3000), parity.kernels(backend)
+    # Each coordinate lies half way between two numbers of float32, and the view goes along the diagonal.
+    pose, away = np.eye(4), np.full(3, 3000.00012)
+    pose[:3, :3] = [[np.sqrt(0.5), -np.sqrt(0.5), 0], [np.sqrt(1 / 6), np.sqrt(1 / 6), -np.sqrt(2 / 3)], [3**-0.5] * 3]
+    pose[:3, 3] = -pose[:3, :3] @ away
+    camera = replace(view.camera, far=3.0, world_to_camera=pose)
+    at_plane = torch.from_numpy(away + 3.0 * pose[2, :3])
+    generator = torch.Generator().manual_seed(2)
+    spread = 3e-4 * torch.randn(3000, 3, generator=generator, dtype=torch.float64)
+    view.parameters[:, layout.MEAN] = (at_plane + spread).float()
+    visible = visible_rows(parity.oracle(kernels), view.parameters.double(), camera)
+    assert 100 < len(visible) < 2900
+    seen = seen_by(kernels, bounds_of(kernels, alone(view.parameters)), camera)
+    assert seen[visible].all()
+    assert seen[visible_rows(kernels, view.parameters, camera)].all()
+
+
+@BACKENDS
 def test_most_of_what_no_view_sees_is_left_out(parity, backend):
     kernels = parity.kernels(backend)
     lost, kept = 0, 0
