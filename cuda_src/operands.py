@@ -19,8 +19,9 @@ from cuda_src.conventions import CONVENTIONS, T_STOP, T_STOP_FLOOR, Convention
 Footprint = Literal["ellipse", "square"]
 MovedRows = Literal["dense", "visible", "touched"]
 BatchRule = Literal["rows", "batch", "none"]
-Part = Literal["all", "own", "rest"]
-"""Of splats, or of Gaussians with some: all, those that went to no other rank, and those that did."""
+Part = Literal["all", "find", "own", "rest"]
+"""Of a move: all; or first which Gaussians move, then those with splats that went to no other rank, and those with any
+that did."""
 Halo = Literal["exact", "none"]
 
 LOSS_BLOCK = 32

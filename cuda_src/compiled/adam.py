@@ -113,7 +113,7 @@ class Step(ctypes.Structure):
 
 _MOVES: dict[MovedRows, int] = {"visible": 0, "touched": 1, "dense": 2}
 """enum Moves in move.cu."""
-_PARTS: dict[Part, int] = {"all": 0, "own": 1, "rest": 2}
+_PARTS: dict[Part, int] = {"all": 0, "find": 1, "own": 1, "rest": 2}
 """enum Part in move.cu."""
 
 
@@ -179,7 +179,7 @@ class _Move:
             workspace.take("move.sights", (batch * ctypes.sizeof(Sight),), torch.uint8),
             # And behind them, where all is cleared at once, how many groups are listed, and a byte a group: which wait.
             workspace.take("move.splats", (batch * groups + 1 + -(-groups // 8), 2), torch.int32),
-            workspace.take("move.groups", (groups,), torch.int32),
+            workspace.take("move.groups", (2 * groups,), torch.int32),
         )
         self._step = Step(
             parameters, moment1, moment2, address(workspace.take("move.rates", (layout.PARAMETERS,))), n, batch,
@@ -187,15 +187,20 @@ class _Move:
         )  # fmt: skip
         self._rates = (ctypes.c_float * layout.PARAMETERS)()
         given = (Sight * batch)(*(Sight(view, own.struct, *rest) for view, own, rest in sights))
-        self._launch = Launch(
-            "project_backward_adam", device, ctypes.byref(given), ctypes.byref(self._step), ctypes.byref(self._rates)
-        )
+        sights_and_step, rates = (ctypes.byref(given), ctypes.byref(self._step)), ctypes.byref(self._rates)
+        move = Launch("move_found", device, *sights_and_step)
+        self._launches = {
+            "all": Launch("project_backward_adam", device, *sights_and_step, rates),
+            "find": Launch("find_moving", device, *sights_and_step, rates),
+            "own": move,
+            "rest": move,
+        }
 
     def __call__(self, pace: Pace, rule: tuple[float, float, float], part: Part) -> None:
         # Kernels have their own copy of all of this as soon as they are launched.
         self._step.rule, self._step.part = Rule.of(pace.images_seen, *rule), _PARTS[part]
         self._rates[:] = pace.rates.tolist()
-        self._launch()
+        self._launches[part]()
 
 
 def _kept(kept: Kept | None) -> tuple[int | None, ...]:

@@ -46,17 +46,20 @@ struct Step {
     int64_t rows;  // of the tables
     int views, degree;
     int moves;    // one of Moves
-    int part;     // one of Part
+    int part;     // one of Part; for find_moving PART_ALL or any other
     int average;  // number of views that every row averages over; 0: those that see it
     float scale;  // of the averaged gradient
     Rule rule;
     float* bounds;        // of groups, widened by what moves; null where there are none
     Sight* sights;        // [views]
-    GroupSplats* splats;  // [views, groups], one whose first word is *listed, and behind it whether each group waits
-    int* groups;          // [groups], those to move in [0, *listed)
+    GroupSplats* splats;  // [views, groups], one that is lengths of two lists, and behind it whether each group waits
+    int* groups;          // [2, groups]: those that move, or two lists of them, of which the second is PART_REST
 
-    __host__ __device__ int* listed() const { return &splats[views * groups_of(rows)].first; }
-    __device__ uint8_t* waits() const { return reinterpret_cast<uint8_t*>(listed() + 2); }
+    __device__ int* listed(bool rest) const {
+        return reinterpret_cast<int*>(splats + views * groups_of(rows)) + (rest ? 1 : 0);
+    }
+    __device__ int* list(bool rest) const { return groups + (rest ? groups_of(rows) : 0); }
+    __device__ uint8_t* waits() const { return reinterpret_cast<uint8_t*>(splats + views * groups_of(rows) + 1); }
     int64_t bytes() const { return (views * groups_of(rows) + 1) * sizeof(GroupSplats) + groups_of(rows); }
 };
 
@@ -87,7 +90,7 @@ __global__ void __launch_bounds__(THREADS) find_groups(Sight sight, int number, 
     if (i == 0 || rows[i - 1] / WARP != group) own->first = static_cast<int>(i);
 }
 
-// The groups of the part to move: none while any overflow is set. And the rates, where move_groups finds them.
+// The groups to move, in one list or in two: none while any overflow is set. And the rates, where move_groups finds them.
 __global__ void __launch_bounds__(THREADS) list_groups(Step step, Rates rates) {
     if (blockIdx.x == 0 && threadIdx.x < PARAMETERS) step.rates[threadIdx.x] = rates.values[threadIdx.x];
     int64_t group = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x, groups = groups_of(step.rows);
@@ -97,9 +100,12 @@ __global__ void __launch_bounds__(THREADS) list_groups(Step step, Rates rates) {
         stopped = stopped || (overflow != nullptr && *overflow != 0);
         if (group < groups) moves = moves || step.splats[v * groups + group].rows != 0u;
     }
-    bool waits = group < groups && step.waits()[group] != 0;
-    moves = moves && !stopped && (step.part == PART_ALL || waits == (step.part == PART_REST));
-    append(moves, static_cast<int>(group), step.groups, step.listed());
+    moves = moves && !stopped;
+    bool waits = moves && step.part != PART_ALL && step.waits()[group] != 0;
+    append(moves && !waits, static_cast<int>(group), step.list(false), step.listed(false));
+    if (step.part == PART_ALL) return;
+    __syncthreads();
+    append(waits, static_cast<int>(group), step.list(true), step.listed(true));
 }
 
 // Sums over views of a row's gradient.
@@ -195,9 +201,11 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
     __syncthreads();
     bool dense = step.moves == MOVE_DENSE, touched_only = step.moves == MOVE_TOUCHED;
     int64_t groups = groups_of(step.rows);
-    int listed = *step.listed(), warps = gridDim.x * (blockDim.x / WARP), zeros = 0;
+    bool rest = step.part == PART_REST;
+    const int* list = step.list(rest);
+    int listed = *step.listed(rest), warps = gridDim.x * (blockDim.x / WARP), zeros = 0;
     for (int k = blockIdx.x * (blockDim.x / WARP) + warp_index(); k < listed; k += warps) {
-        int64_t group = step.groups[k], at = group * GROUP_FLOATS;
+        int64_t group = list[k], at = group * GROUP_FLOATS;
         const GroupSplats* splats = step.splats + group;
         unsigned there = rows_there(step.rows, group), wanted = dense ? there : 0u;
         for (int v = 0; v < (ONE ? 1 : step.views); ++v) wanted |= splats[v * groups].rows;
@@ -293,19 +301,27 @@ static cudaError_t launch(Queue queue, const Sight& only, const Step& step) {
 DYNAMIC_SHARED(move_groups_true, move_bytes(move_warps(true)), MOVE_BLOCKS)
 DYNAMIC_SHARED(move_groups_false, move_bytes(move_warps(false)), MOVE_BLOCKS)
 
-// sights: [step->views] of the host.
-EXPORT int project_backward_adam(Queue queue, const Sight* sights, const Step* step, const Rates* rates) {
+// Which groups move. sights: [step->views] of the host.
+EXPORT int find_moving(Queue queue, const Sight* sights, const Step* step, const Rates* rates) {
     CHECK(cudaSetDevice(queue.device));
     int64_t groups = groups_of(step->rows);
-    bool rest = step->part == PART_REST;  // Groups are found already.
-    CHECK(rest ? cudaMemsetAsync(step->listed(), 0, sizeof(int), queue.stream)
-               : cudaMemsetAsync(step->splats, 0, step->bytes(), queue.stream));
-    for (int v = 0; v < (rest ? 0 : step->views); ++v) {
+    CHECK(cudaMemsetAsync(step->splats, 0, step->bytes(), queue.stream));
+    for (int v = 0; v < step->views; ++v) {
         int64_t blocks = std::max<int64_t>((sights[v].seen.count + THREADS - 1) / THREADS, 1);
         find_groups<<<static_cast<unsigned>(blocks), THREADS, 0, queue.stream>>>(sights[v], v, *step);
         CHECK(cudaGetLastError());
     }
     list_groups<<<static_cast<unsigned>((groups + THREADS - 1) / THREADS), THREADS, 0, queue.stream>>>(*step, *rates);
-    CHECK(cudaGetLastError());
+    return cudaGetLastError();
+}
+
+// Move those of the step's part that find_moving has found.
+EXPORT int move_found(Queue queue, const Sight* sights, const Step* step) {
+    CHECK(cudaSetDevice(queue.device));
     return step->views == 1 ? launch<true>(queue, sights[0], *step) : launch<false>(queue, sights[0], *step);
+}
+
+EXPORT int project_backward_adam(Queue queue, const Sight* sights, const Step* step, const Rates* rates) {
+    int failed = find_moving(queue, sights, step, rates);
+    return failed ? failed : move_found(queue, sights, step);
 }

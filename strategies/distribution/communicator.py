@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -241,6 +241,11 @@ class Communicator(ABC):
         All ranks ask for the same. None from an engine whose ranks do not map each other's memory.
         """
         return None
+
+    def fork(self) -> AbstractContextManager[None]:
+        """What is queued inside waits for the exchanges it needs and for what is queued so far; what is queued from now
+        until then runs beside it, where the engine can, and what is queued after it waits for both."""
+        return nullcontext()
 
     def barrier(self) -> None:
         """Return when all ranks have called it; not in the ledger."""

@@ -71,8 +71,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Wait:
-    """The events between which the computation's stream stood still, and the exchange it did so for; without one
-    nothing ran beside it, and with one of the same events nothing could."""
+    """The events between which the computation stood still, and the exchange it did so for; without one nothing ran
+    beside it, and with one of the same events nothing could. What waits beside it may resume before it has come so far.
+    """
 
     tally: Tally
     asked: torch.cuda.Event
@@ -103,6 +104,9 @@ class DeviceLane:
         """Where what crosses is queued, between `begin` and `end`."""
         # Asked once: the answer takes longer than the event it is for.
         self._compute = torch.cuda.current_stream(device)
+        self._beside = torch.cuda.Stream(device)
+        self._joining = self._compute
+        """What waits for exchanges: the computation, or what goes on beside it."""
         self._pacer = torch.cuda.Stream(device)
         self._cycles = 0.0 if pace is None else cycles_per_second(device)
         self._waits: deque[Wait] = deque()
@@ -150,11 +154,26 @@ class DeviceLane:
         self._keep(Wait(tally, one.began, one.ended, one))
 
     def join(self, one: Crossing) -> None:
-        """The computation queued from here on waits for the exchange."""
-        compute = self._compute
-        asked = self._mark(compute)
-        compute.wait_event(one.ended)
-        self._keep(Wait(one.tally, asked, self._mark(compute), one))
+        """What is queued from here on waits for the exchange: the computation, or what goes on beside it."""
+        asked = self._mark(self._compute)
+        self._joining.wait_event(one.ended)
+        self._keep(Wait(one.tally, asked, self._mark(self._joining), one))
+
+    def go_beside(self, after: torch.cuda.Event) -> None:
+        """From here to `come_back`, what this thread queues runs beside the computation, behind what that had come to
+        at `after`, of `mark`."""
+        self._beside.wait_event(after)
+        self._idle.append(after)
+        self._joining = self._beside
+        torch.cuda.set_stream(self._beside)
+
+    def come_back(self) -> None:
+        """The computation queued from here on waits for what went on beside it."""
+        torch.cuda.set_stream(self._compute)
+        self._joining = self._compute
+        ended = self._mark(self._beside)
+        self._compute.wait_event(ended)
+        self._idle.append(ended)
 
     @contextmanager
     def standstill(self, tally: Tally) -> Iterator[None]:
@@ -208,7 +227,7 @@ class DeviceLane:
                 one.resumed.synchronize()
             elif not one.resumed.query():
                 return
-            waited = _seconds(one.asked, one.resumed)
+            waited = max(0.0, _seconds(one.asked, one.resumed))
             took = waited if one.crossing is None else _seconds(one.crossing.began, one.crossing.ended)
             one.tally.add(waited, took)
             if one.crossing is not None:

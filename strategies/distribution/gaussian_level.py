@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -209,24 +210,30 @@ class GaussianLevel(GaussianPictures):
     def _update(self, shares: Sequence[Share], images_seen: int) -> None:
         """Move this rank's Gaussians by the gradients of its splats of every view. images_seen: with this step's.
 
-        Where kernels move rows at once, those of splats that went to no other rank move while gradients cross.
+        Where kernels move rows at once, those of splats that went to no other rank move while gradients cross, and
+        beside them those whose gradients have come.
         """
         clock, own_first = self.ctx.clock, self.exchange.keeps_gradients and self.optimizer.moves_own_first
         with clock("exchange_backward"):
             for share in shares:
                 share.passage.proceed()
+        rest: AbstractContextManager[None] = nullcontext()
         if own_first:
             for share in shares:
                 self._add(share, *share.passage.kept_gradients())
             with clock("optimize"):
+                self.optimizer.find(self.gaussians, images_seen)
+                if not clock.watched:  # Stages that are looked at follow one another.
+                    rest = self.comm.fork()
                 self.optimizer.step_own(self.gaussians, images_seen)
-        for share in shares:
-            with clock("exchange_backward"):
-                partial = share.passage.collect()
-            if not own_first:
-                self._add(share, partial)
-        with clock("optimize"):
-            self.optimizer.step(self.gaussians, images_seen)
+        with rest:
+            for share in shares:
+                with clock("exchange_backward"):
+                    partial = share.passage.collect()
+                if not own_first:
+                    self._add(share, partial)
+            with clock("optimize"):
+                self.optimizer.step(self.gaussians, images_seen)
 
     def _add(self, share: Share, partial: torch.Tensor, kept: op.Kept | None = None) -> None:
         """Tell the optimizer of a view's gradients, [V, GRADIENT]. kept: as of `Seen`; None where all wait."""

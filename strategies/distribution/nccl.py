@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate
@@ -84,6 +84,25 @@ class NcclCommunicator(Communicator):
 
         act(made)
         return mark
+
+    def fork(self) -> AbstractContextManager[None]:
+        lane, here = self._lane, self.mark()
+        if lane is None or not isinstance(here, Mark):
+            return nullcontext()
+
+        def go() -> None:
+            assert here.event is not None
+            lane.go_beside(here.event)
+
+        @contextmanager
+        def beside() -> Iterator[None]:
+            act(go)
+            try:
+                yield
+            finally:
+                act(lane.come_back)
+
+        return beside()
 
     def settle(self) -> None:
         if self._lane is not None:

@@ -65,7 +65,7 @@ class RowAdam:
 
     @property
     def moves_own_first(self) -> bool:
-        """Whether `step_own` can be asked for before a step's gradients are all there."""
+        """Whether `find` and `step_own` can be asked for before a step's gradients are all there."""
         return self._at_once
 
     def add_splats(
@@ -99,9 +99,14 @@ class RowAdam:
         gradients = project_backward(self._kernels, gaussians.parameters, splats, camera, degree, partial, work)
         self.add(splats.rows, gradients)
 
-    def step_own(self, gaussians: Gaussians, images_seen: int) -> None:
-        """Move those of the Gaussians that no other rank has a share of; `step` follows once its share is there."""
+    def find(self, gaussians: Gaussians, images_seen: int) -> None:
+        """Find which Gaussians move: `step_own` then moves those that no other rank has a share of, and `step` those
+        left, once that share is there; each whenever it likes."""
         self._begun, self._part = gaussians.bounds(self._kernels), "rest"
+        self._move_at_once(gaussians, images_seen, "find", self._begun)
+
+    def step_own(self, gaussians: Gaussians, images_seen: int) -> None:
+        """See `find`."""
         self._move_at_once(gaussians, images_seen, "own", self._begun)
 
     def step(self, gaussians: Gaussians, images_seen: int) -> None:

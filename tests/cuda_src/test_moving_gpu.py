@@ -214,6 +214,9 @@ def test_what_no_other_rank_has_a_share_of_moves_first_and_the_rest_as_it_would_
     pace = op.Pace(model.rates, IMAGES_SEEN)
     given = views, 3, work, pace
     op.project_backward_adam(kernels, *whole, alone, 3, Workspace(device), pace, rows=rows)
+    op.project_backward_adam(kernels, *parts, *given, rows=rows, part="find")
+    for table, before in zip(parts, model.tables(), strict=True):
+        assert torch.equal(table, before)
     op.project_backward_adam(kernels, *parts, *given, rows=rows, part="own")
     for table, all_moved, before in zip(parts, whole, model.tables(), strict=True):
         assert torch.equal(table[waits], before[waits])

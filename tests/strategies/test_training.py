@@ -172,13 +172,14 @@ def test_a_step_in_two_parts_is_given_the_same_views_twice_and_the_next_one_is_w
     partial = torch.zeros(1, layout.GRADIENT)
     kept = Kept(torch.tensor([0]), partial, torch.zeros(1))
     rule.add_splats(model, splats([1]), CAMERA, 3, partial, Workspace(), kept=kept)
+    rule.find(model, 1)
     rule.step_own(model, 1)
     rule.step(model, 1)
     rule.add_splats(model, splats([2]), CAMERA, 3, partial, Workspace())
     rule.step(model, 2)
-    assert [step["rules"][-1] for step in at_once.steps] == ["own", "rest", "all"]
-    first, second, whole = (step["views"] for step in at_once.steps)
-    assert first == second
+    assert [step["rules"][-1] for step in at_once.steps] == ["find", "own", "rest", "all"]
+    first, second, third, whole = (step["views"] for step in at_once.steps)
+    assert first == second == third
     assert [seen.kept for seen in first] == [kept]
     assert [seen.kept for seen in whole] == [None]
 

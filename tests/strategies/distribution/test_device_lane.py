@@ -62,6 +62,9 @@ class Device:
         self.compute = Stream()
         self.current = self.compute
 
+    def set_stream(self, stream: Stream) -> None:
+        self.current = stream
+
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
         before, self.current = self.current, stream
@@ -82,6 +85,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: here.current)
     monkeypatch.setattr(torch.cuda, "stream", here.stream)
+    monkeypatch.setattr(torch.cuda, "set_stream", here.set_stream)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "_sleep", here.sleep, raising=False)
     monkeypatch.setattr(device_lane, "WATCH_SECONDS", 0.005)
@@ -126,6 +130,38 @@ def test_what_runs_beside_work_is_hidden_and_the_rest_exposed(gpu, lane, beside,
     assert tally.exposed["forward"] == pytest.approx(exposed)
     assert tally.hidden["forward"] == pytest.approx(hidden)
     assert gpu.compute.now == pytest.approx(10.0 + max(5.0, beside))
+
+
+@pytest.mark.parametrize(
+    ("arrives", "own", "exposed", "there"),
+    [(3.0, 5.0, 0.0, 5.0), (5.0, 5.0, 0.0, 6.0), (7.0, 5.0, 2.0, 8.0), (1.0, 0.0, 1.0, 2.0)],
+)
+def test_what_needs_an_exchange_goes_on_beside_what_does_not(gpu, lane, arrives, own, exposed, there):
+    here, tally = lane(), Tally("a", {}, {})
+    crossing = exchange(gpu, here, tally, seconds=arrives)
+    fork = here.mark()
+    gpu.works(own)
+    here.go_beside(fork)
+    here.join(crossing)
+    gpu.works(1.0)
+    here.come_back()
+    assert gpu.current is gpu.compute
+    assert gpu.compute.now == pytest.approx(max(there, own))
+    gpu.works(1.0)
+    here.join(exchange(gpu, here, tally, seconds=0.0))
+    here.settle()
+    assert tally.exposed["a"] == pytest.approx(exposed)
+    assert tally.hidden["a"] == pytest.approx(arrives - exposed)
+
+
+def test_what_goes_on_beside_waits_for_the_fork(gpu, lane):
+    here = lane()
+    gpu.works(4.0)
+    fork = here.mark()
+    here.go_beside(fork)
+    gpu.works(1.0)
+    here.come_back()
+    assert gpu.compute.now == pytest.approx(5.0)
 
 
 def test_an_exchange_begins_when_what_it_sends_is_computed(gpu, lane):
