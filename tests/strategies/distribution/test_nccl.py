@@ -355,6 +355,32 @@ def test_ranks_write_each_others_windows(tmp_path):
         assert said["written"] == said["link"]
 
 
+def forked_work(comm: Communicator) -> dict[str, Any]:
+    """Sums of what comes, made beside a computation that does not need it, and used behind both."""
+    wrong, ours = 0, torch.zeros(2_000_000, device=comm.device)
+    total = torch.zeros(1, dtype=torch.float64, device=comm.device)
+    for turn in range(20):
+        send = torch.full((2_000_000, 8), float(turn + comm.rank), device=comm.device)
+        coming = comm.exchange("a", send, [1_000_000] * 2, [1_000_000] * 2)
+        fork = comm.fork()
+        ours.add_(1.0)
+        with fork:
+            torch.sum(coming.wait(), dim=(0, 1), keepdim=True, dtype=torch.float64, out=total[None])
+        wrong += int(total != 8e6 * (2 * turn + 1)) + int((ours != turn + 1).sum())
+    assert torch.cuda.current_stream(comm.device) == torch.cuda.default_stream(comm.device)
+    comm.settle()
+    return {"wrong": wrong, "exposed": comm.exposed_seconds["a"]}
+
+
+@pytest.mark.gpu
+@pytest.mark.multigpu
+def test_what_needs_an_exchange_is_done_beside_what_does_not(tmp_path):
+    two_gpus()
+    for said in said_by(gpu_rank, 2, tmp_path, forked_work):
+        assert said["wrong"] == 0
+        assert said["exposed"] >= 0
+
+
 def paced_on_gpu(comm: Communicator) -> float:
     rows = torch.zeros((2, 100_000_000), dtype=torch.uint8, device=comm.device)
     for stage in ("connects", "a"):  # The first exchange keeps the host busy, and so has less left to wait for.
