@@ -22,13 +22,20 @@ class PeerWindows:
     """One rank's end, on the current GPU. Windows are of the same size on all ranks and known to them by name."""
 
     def __init__(self, device: torch.device, barrier: Callable[[], None]) -> None:
-        """barrier: of all hosts, in order with whatever else crosses between them. Collective."""
+        """barrier: of all hosts, in order with whatever else crosses between them. Collective.
+
+        RuntimeError where processes may not map each other's memory, as in some containers.
+        """
         assert dist.group.WORLD is not None
         self._group, self._device, self._barrier = dist.group.WORLD, device, barrier
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._windows: dict[str, list[torch.Tensor]] = {}
         self._signal_pad = symmetric.empty(1, dtype=torch.uint8, device=device)
-        self._signals = symmetric.rendezvous(self._signal_pad, self._group)
+        try:
+            self._signals = symmetric.rendezvous(self._signal_pad, self._group)
+        except RuntimeError as error:
+            hint = "engine: nccl does without"
+            raise RuntimeError(f"engine symmetric: ranks cannot map each other's memory ({error}); {hint}") from error
 
     def take(self, name: str, size: int) -> list[torch.Tensor]:
         """By rank, the window of that name, mapped here, of at least so many bytes, [n] uint8.

@@ -45,6 +45,15 @@ def windows_of(symmetric: Symmetric) -> PeerWindows:
     return PeerWindows(torch.device("cpu"), lambda: symmetric.done.append(("barrier",)))
 
 
+def test_processes_that_may_not_map_memory_are_told_of_the_engine_that_need_not(symmetric):
+    def refused(*_: object) -> None:
+        raise RuntimeError("pidfd_getfd: not permitted")
+
+    symmetric.rendezvous = refused
+    with pytest.raises(RuntimeError, match="map each other's memory .pidfd_getfd: not permitted.; engine: nccl"):
+        windows_of(symmetric)
+
+
 def test_a_window_grows_when_nobody_uses_it_and_by_more_than_is_asked_for(symmetric):
     windows = windows_of(symmetric)
     first = windows.take("a", 100_000)
