@@ -50,7 +50,7 @@ def test_processes_that_may_not_map_memory_are_told_of_the_engine_that_need_not(
         raise RuntimeError("pidfd_getfd: not permitted")
 
     symmetric.rendezvous = refused
-    with pytest.raises(RuntimeError, match="map each other's memory .pidfd_getfd: not permitted.; engine: nccl"):
+    with pytest.raises(RuntimeError, match=r"map each other's memory \(pidfd_getfd: not permitted\); engine: nccl"):
         windows_of(symmetric)
 
 
