@@ -217,6 +217,12 @@ class Strategy(ABC):
         for camera in cameras:
             yield self.render(camera)
 
+    @property
+    def visits_to_settle(self) -> int:
+        """Passes over the same views until further ones are alike, for one that learns from them how to do them faster;
+        warm-up is at least two."""
+        return 0
+
     @abstractmethod
     def shards(self) -> Iterator[Shard]:
         """The Gaussians this rank owns, in bounded pieces."""

@@ -26,9 +26,9 @@ _BY_SCENARIO = {
     "throughput": (
         "Throughput.",
         "A sample is one pass over a fixed list of views, the same for all strategies, with learning rates so "
-        "small that the workload stays. Two warm-up passes are left out. ± is the relative noise of the median "
-        "pass. Stages are timed in further passes, with a synchronisation each; their sum may differ from the "
-        "step's time.",
+        "small that the workload stays. Warm-up passes are left out: two, or as many as the strategy needs to settle. "
+        "± is the relative noise of the median pass. Stages are timed in further passes, with a synchronisation each; "
+        "their sum may differ from the step's time.",
     ),
     "train": (
         "Training.",

@@ -15,6 +15,7 @@ from strategies.base import Strategy
 from strategies.views import ViewQueue
 
 WARM_UP_PASSES = 2
+"""At least, or as many as the strategy needs to settle."""
 BREAKDOWN_PASSES = 3
 """Three, so that a pass in which the host stood still does not decide the median."""
 REGION_STAGES = frozenset({"bin", "raster_forward", "loss", "raster_backward"})
@@ -47,7 +48,8 @@ def repeated(
     pass over so many views, keeps its samples and returns its seconds.
     """
     job.phase("warm-up")
-    for number in range(WARM_UP_PASSES):
+    warm_up = max(WARM_UP_PASSES, strategy.visits_to_settle)
+    for number in range(warm_up):
         one_pass(number, True)
         job.ranks.comm.clear()
         job.spending.take()
@@ -56,7 +58,7 @@ def repeated(
     witness.begin()
     kept: list[float] = []
     while True:
-        took = one_pass(WARM_UP_PASSES + len(kept), False)
+        took = one_pass(warm_up + len(kept), False)
         kept.append(took)
         witness.look()
         job.progress(len(kept), max(len(kept), job.cell.stop.min_passes), "passes", views / took, None)

@@ -35,6 +35,9 @@ from strategies.training.schedule import sh_degree
 
 Made = TypeVar("Made")
 
+SETTLED_VISITS = 6
+"""The first is by exact counts; then rooms are made, perhaps twice, then tapes, and launches become graphs."""
+
 
 class GaussianPictures(Strategy):
     """Owns rows, renders regions; a subclass sets `balance` and `exchange` up, and trains."""
@@ -162,6 +165,10 @@ class GaussianPictures(Strategy):
     def _gather(self, picture: Picture) -> torch.Tensor | None:
         share = picture.share
         return gather_image(self.comm, picture.regions, share.raster.colour, share.work)
+
+    @property
+    def visits_to_settle(self) -> int:
+        return 0 if self._reads_counts else SETTLED_VISITS
 
     @property
     def images_seen(self) -> int:

@@ -17,6 +17,7 @@ from harness.runner import job, worker
 from harness.scenes.ply import read_gaussians
 from harness.suite.cell import Cell
 from strategies.registry import strategy as strategy_info
+from strategies.single.strategy import Single
 
 SMALL: dict[str, Any] = {
     "suite": "test",
@@ -115,6 +116,14 @@ def test_a_cell_tells_where_its_wall_time_went_phase_by_phase(tmp_path):
     assert {"loading the scene", "setting up the strategy", "reading images", "warm-up", "passes"} <= seconds.keys()
     a_step = samples(tmp_path).query("series == 'passes' and not warmup").value.sum()  # One of each pass.
     assert a_step < seconds["passes"] < sum(seconds.values()) < whole
+
+
+def test_warm_up_lasts_until_the_strategy_has_settled(tmp_path, monkeypatch):
+    monkeypatch.setattr(Single, "visits_to_settle", property(lambda self: 4))
+    assert result_of(tmp_path, scenario="throughput").status == "ok"
+    passes = samples(tmp_path).query("series == 'passes'")
+    assert passes["warmup"].tolist()[:5] == [True] * 4 + [False]
+    assert passes["pass"].tolist() == list(range(len(passes)))
 
 
 def test_ranks_of_one_process_open_the_scene_once(tmp_path, monkeypatch):
