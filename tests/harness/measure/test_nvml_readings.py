@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 ALL = 0xFFFFFFFF
 UINT, ULL, DOUBLE = 1, 3, 0
 CLOCK, REASONS, PID, FREE, PEER, PCIE = range(1000, 1006)
@@ -93,6 +95,16 @@ def test_doctor_for_programs_names_neither_uuid_nor_pid_nor_path(with_stand_in):
     assert (first["processes"], second["processes"]) == (1, 0)
     assert first["free_bytes"] == 1 << 36
     assert not any(word in done.stdout for word in ("GPU-", "4711", "/bin"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "visible", "peers"), [(None, "0,1", True), (None, "1", False), ((1, PEER), "0,1", False)]
+)
+def test_gpus_are_peers_where_each_reaches_every_other(with_stand_in, missing, visible, peers):
+    answers = [line for line in SERVER if line[:2] != missing]
+    program = "from harness.suite.machine import this_machine\nprint(this_machine().peers)"
+    done = with_stand_in("-c", program, answers=answers, CUDA_VISIBLE_DEVICES=visible)
+    assert done.stdout.strip() == str(peers), done.stderr
 
 
 def test_doctor_names_the_cells_that_need_more_than_is_here_and_ends_with_2(with_stand_in, tmp_path):
