@@ -19,7 +19,7 @@ from strategies.distribution.halo import Halo
 from strategies.distribution.placed_regions import PlacedRegions
 from strategies.distribution.regions import cut_regions
 from strategies.distribution.share import Share
-from strategies.distribution.tile_costs import work_of
+from strategies.distribution.tile_costs import view_work, work_of
 from strategies.info import Options
 from strategies.randomness import uniform
 from strategies.training.late_steps import Plan
@@ -43,7 +43,8 @@ class ByteSplat(GaussianLevel):
         super().setup(ctx, source, images, options)
         self.options = options
         self.exchange = GaussianExchange(ctx.comm, ctx.kernels, options.record == "64", options.codec)
-        self.balance = Balance(ctx.comm, options.unit_of(ctx.comm.ranks, ctx.batch), options.balance)
+        unit = options.unit_of(ctx.comm.ranks, ctx.batch)
+        self.balance = Balance(ctx.comm, unit, options.balance, view_work=view_work(ctx.kernels))
         self.capacity = capacity(options.budget, options.record_bytes)
         self._pruned = options.prune == "off"
         self._lists = torch.zeros(3, dtype=torch.float64, device=self.device)

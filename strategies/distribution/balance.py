@@ -20,16 +20,22 @@ class Balance:
     """Cuts batches into regions; `learn` keeps what the step showed.
 
     unit: what a cut may not split. cost: of a tile, `measured` (its segment's seconds), `work` (what is counted of it)
-    or `off` (constant). batches: False learns nothing from batches of at least as many views as ranks.
+    or `off` (constant). batches: False learns nothing from batches of at least as many views as ranks. view_work: what
+    a view costs a rank besides, where cost is `work`.
     """
 
     def __init__(
-        self, comm: Communicator, unit: Unit, cost: Literal["measured", "work", "off"], batches: bool = True
+        self,
+        comm: Communicator,
+        unit: Unit,
+        cost: Literal["measured", "work", "off"],
+        batches: bool = True,
+        view_work: float = 0.0,
     ) -> None:
         self._comm = comm
         self._cost = cost
         self._batches = batches
-        self._cuts = Cuts(comm.ranks, unit)
+        self._cuts = Cuts(comm.ranks, unit, view_work if cost == "work" else 0.0)
         self._timed: tuple[tuple[int, ...], Regions, Callable[[], float]] | None = None
 
     def cut(self, views: Sequence[int], cameras: Sequence[Camera]) -> Regions:

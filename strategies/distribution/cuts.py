@@ -33,10 +33,12 @@ class _Lesson:
 
 
 class Cuts:
-    """One run of a batch's tiles a place. unit: what a cut may not split."""
+    """One run of a batch's tiles a place. unit: what a cut may not split. view_cost: as of `cut_regions`, in the costs
+    that are learnt."""
 
-    def __init__(self, places: int, unit: Unit) -> None:
+    def __init__(self, places: int, unit: Unit, view_cost: float = 0.0) -> None:
         self._places = places
+        self._view_cost = view_cost
         self._unit: Unit = unit
         self._costs = TileCosts()
         self._last: dict[tuple[int, ...], Regions] = {}
@@ -54,11 +56,13 @@ class Cuts:
             return last
         self._news.difference_update(views)
         costs = [torch.ones(c.tiles) for c in cameras] if even else self._costs.of(views, cameras)
-        best = cut_regions(cameras, costs, self._places, self._unit)
+        view_cost = 0.0 if even or not self._costs.knows(views) else self._view_cost
+        best = cut_regions(cameras, costs, self._places, self._unit, view_cost)
         # What is known of a batch goes by its cuts, so they stay while others would hardly be better.
         if last is not None and last.cameras == best.cameras:
             total = torch.cat(costs)
-            if largest_share(last, total) <= (1 + WORTH_A_CUT) * largest_share(best, total):
+            least = largest_share(best, total, view_cost)
+            if largest_share(last, total, view_cost) <= (1 + WORTH_A_CUT) * least:
                 return last
         if len(self._last) >= MOST_BATCHES:
             self._last.clear()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+import numpy as np
 import torch
 
 from cuda_src.camera import TILE, Camera
@@ -14,6 +15,8 @@ from strategies.base import Rect
 
 Unit = Literal["block", "row", "image"]
 """What a cut may not split: a tile of 16 x 16 (paper), a row of tiles (released code), an image."""
+_HALVINGS = 30
+"""Of the interval in which the least largest share is looked for."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,11 @@ class Regions:
         return pixels[: camera.height, : camera.width]
 
 
-def largest_share(regions: Regions, costs: torch.Tensor) -> float:
-    """Of the tiles' costs, [tiles of the batch], what the rank with most has."""
+def largest_share(regions: Regions, costs: torch.Tensor, view_cost: float = 0.0) -> float:
+    """Of the tiles' costs, [tiles of the batch], what the rank with most has. view_cost: as of `cut_regions`."""
+    views = [sum(1 for v in range(len(regions.cameras)) if regions.segment(r, v)) for r in range(regions.ranks)]
     parts = costs.split(regions.lengths)
-    return max(float(part.sum()) for part in parts)
+    return max(float(part.sum()) + view_cost * n for part, n in zip(parts, views, strict=True))
 
 
 def queued_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -98,10 +102,13 @@ def queued_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def cut_regions(cameras: Sequence[Camera], costs: Sequence[torch.Tensor], ranks: int, unit: Unit) -> Regions:
+def cut_regions(
+    cameras: Sequence[Camera], costs: Sequence[torch.Tensor], ranks: int, unit: Unit, view_cost: float = 0.0
+) -> Regions:
     """Cut the batch where the prefix sum of cost passes k / ranks of its total.
 
-    costs: per view [tiles], any non-negative numbers; all zero counts as equal.
+    costs: per view [tiles], any non-negative numbers; all zero counts as equal. view_cost: what each view that a rank
+    has any tile of costs it besides; where that is not nothing, cuts make the largest share least.
     """
     tiles = [0]
     for camera in cameras:
@@ -115,9 +122,38 @@ def cut_regions(cameras: Sequence[Camera], costs: Sequence[torch.Tensor], ranks:
     if not bool(cost.sum() > 0):
         cost = torch.ones_like(cost)
     before = torch.cat([torch.zeros(1, dtype=torch.float64), cost.cumsum(0)])[borders]
+    if view_cost > 0:
+        at = _least_cuts(before.numpy(), borders.numpy(), np.array(tiles), ranks, view_cost)
+        return Regions(tuple(cameras), tuple(tiles), tuple(borders[at].tolist()))
     targets = torch.arange(1, ranks, dtype=torch.float64) * before[-1] / ranks
     # The border nearest to each target, so that a unit that holds a target goes to the side that has more of it.
     above = torch.searchsorted(before, targets).clamp(1, len(borders) - 1)
     nearer_below = targets - before[above - 1] < before[above] - targets
     cuts = borders[torch.where(nearer_below, above - 1, above)].tolist()
     return Regions(tuple(cameras), tuple(tiles), (0, *cuts, tiles[-1]))
+
+
+def _least_cuts(before: np.ndarray, borders: np.ndarray, tiles: np.ndarray, ranks: int, view_cost: float) -> list[int]:
+    """Which borders to cut at, [ranks + 1], so that the largest share is least.
+
+    before: cost of all tiles before each border, [n]. tiles: where each view begins, and the end.
+    """
+    first_view = np.searchsorted(tiles, borders, side="right") - 1  # Of a share that begins there,
+    last_view = np.searchsorted(tiles, borders, side="left") - 1  # and of one that ends there.
+    ends, begins = before + view_cost * last_view, before + view_cost * (first_view - 1)
+
+    def filled(most: float) -> list[int]:
+        """Each rank with as much as that allows."""
+        at = [0]
+        for _ in range(ranks):
+            at.append(max(at[-1], int(np.searchsorted(ends, most + begins[at[-1]], side="right")) - 1))
+        return at
+
+    too_little, enough = 0.0, float(ends[-1] - begins[0])
+    for _ in range(_HALVINGS):
+        middle = (too_little + enough) / 2
+        if filled(middle)[-1] == len(borders) - 1:
+            enough = middle
+        else:
+            too_little = middle
+    return filled(enough)

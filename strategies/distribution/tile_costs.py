@@ -8,13 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from cuda_src.camera import TILE, Camera
-from cuda_src.operators import Bins, Raster
+from cuda_src.operators import Bins, KernelSet, Raster
 from strategies.distribution.regions import Regions
 
 INSTANCE_WORK = 128
 """What an instance takes beside its contributors, in these: to be listed, sorted and brought to the pixels."""
 PIXEL_WORK = 64
 """What a pixel takes without any: clearing and the loss."""
+VIEW_WORK = 1.2e8
+"""What a view takes a rank's GPU besides, 0.11 ms: some twenty launches too small for it, pictures that are cleared."""
 
 
 def contributors(raster: Raster, tiles: torch.Tensor, camera: Camera) -> torch.Tensor:
@@ -34,6 +36,11 @@ def work_of(contributors: torch.Tensor, bins: Bins) -> torch.Tensor:
     return contributors + INSTANCE_WORK * bins.starts.diff() + PIXEL_WORK * TILE * TILE
 
 
+def view_work(kernels: KernelSet) -> float:
+    """What each view that a rank has any tile of costs it besides, in contributors; nothing to speak of on a CPU."""
+    return VIEW_WORK if kernels.backend == "compiled" else 0.0
+
+
 class TileCosts:
     """Cost of every tile of every view at its last visit."""
 
@@ -48,6 +55,10 @@ class TileCosts:
         known = [self._costs[v] for v in views if v in self._costs]
         typical = float(torch.cat(known).mean()) if known else 1.0
         return [self._costs.get(v, torch.full((c.tiles,), typical)) for v, c in zip(views, cameras, strict=True)]
+
+    def knows(self, views: Sequence[int]) -> bool:
+        """Any of them has been visited."""
+        return any(view in self._costs for view in views)
 
     def keep(self, views: Sequence[int], regions: Regions, costs: torch.Tensor) -> None:
         """Costs of all tiles of a batch, in the order of its list of tiles; kept as real numbers on the host."""

@@ -13,6 +13,7 @@ from strategies.distribution.halo import Halo
 from strategies.distribution.passage_rooms import PassageRoom
 from strategies.distribution.placed_regions import PlacedRegions
 from strategies.distribution.share import Share
+from strategies.distribution.tile_costs import view_work
 from strategies.grendel.info import GrendelOptions
 from strategies.info import Options
 from strategies.training.late_steps import Plan
@@ -32,7 +33,8 @@ class Grendel(GaussianLevel):
         self.options = options
         self.min_opacity = options.min_opacity
         self.exchange = GaussianExchange(ctx.comm, ctx.kernels, options.record == "64", options.codec)
-        self.balance = Balance(ctx.comm, options.unit, options.balance, options.balance_batches)
+        work = view_work(ctx.kernels)
+        self.balance = Balance(ctx.comm, options.unit, options.balance, options.balance_batches, work)
 
     def exchange_trials(self, views: Sequence[int]) -> list[ExchangeTrial]:
         self.settle()

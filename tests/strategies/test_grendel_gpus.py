@@ -113,6 +113,7 @@ def rank_main(
     [
         ("grendel", {}, 1),
         ("grendel", {}, 2),
+        ("grendel", {"balance": "off"}, 3),
         ("grendel", {"unit": "row", "balance": "measured", "codec": "bitmap"}, 2),
         ("grendel", {"balance": "off", "codec": "index", "ownership": "contiguous", "record": "64"}, 1),
         ("grendel", {"unit": "image", "ownership": "kdtree"}, 2),
@@ -125,9 +126,9 @@ def test_gradients_images_and_losses_equal_single_from_the_same_parameters(tmp_p
     check(tmp_path, name, options, batch)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_ranks_that_write_each_others_memory_equal_single(tmp_path, batch):
-    check(tmp_path, "grendel", {}, batch, windows=True)
+@pytest.mark.parametrize(("options", "batch"), [({}, 1), ({}, 2), ({"balance": "off"}, 3)])
+def test_ranks_that_write_each_others_memory_equal_single(tmp_path, options, batch):
+    check(tmp_path, "grendel", options, batch, windows=True)
 
 
 @pytest.mark.parametrize("batch", [1, 2])

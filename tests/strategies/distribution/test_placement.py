@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +20,7 @@ from strategies.distribution.communicator import Communicator, LocalCommunicator
 from strategies.distribution.halo import SSIM_HALO, HaloExchange, halo_of_regions
 from strategies.distribution.migration import migrate
 from strategies.distribution.ownership import dealt_owners, kdtree_ids, owned_ids
-from strategies.distribution.regions import cut_regions
+from strategies.distribution.regions import Regions, cut_regions, largest_share
 from strategies.distribution.virtual import VirtualWorld
 from strategies.gaussians import Gaussians
 from strategies.morton import morton_codes, morton_order
@@ -124,6 +125,47 @@ def test_the_halo_of_a_run_of_tiles_is_that_of_its_pixels(halo_of_pixels, sizes,
             assert len(regions.rectangles(rank, view)) <= 3
     for view, owners in enumerate(regions.owners(torch.device("cpu"))):
         assert torch.equal(owners.long(), regions.owner(view))
+
+
+def shares(regions: Regions, costs: list[torch.Tensor], view_cost: float) -> list[float]:
+    """What each rank has, each view that it has any tile of included."""
+    of_ranks = []
+    for rank in range(regions.ranks):
+        parts = [
+            cost[regions.segment(rank, view).start : regions.segment(rank, view).stop]
+            for view, cost in enumerate(costs)
+        ]
+        of_ranks.append(sum(float(part.sum()) + view_cost * (len(part) > 0) for part in parts))
+    return of_ranks
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=3),
+    ranks=st.integers(1, 3),
+    view_cost=st.sampled_from([0.01, 1.0, 5.0, 1000.0]),
+    seed=st.integers(0, 99),
+)
+def test_where_views_cost_something_the_largest_share_is_the_least_there_is(sizes, ranks, view_cost, seed):
+    cameras, generator = [camera(*s) for s in sizes], torch.Generator().manual_seed(seed)
+    costs = [torch.rand(c.tiles, generator=generator) for c in cameras]
+    regions = cut_regions(cameras, costs, ranks, "block", view_cost)
+    total = sum(c.tiles for c in cameras)
+    assert (regions.cuts[0], regions.cuts[-1]) == (0, total)
+    every = itertools.combinations_with_replacement(range(total + 1), ranks - 1)
+    least = min(max(shares(replace(regions, cuts=(0, *cuts, total)), costs, view_cost)) for cuts in every)
+    largest = max(shares(regions, costs, view_cost))
+    assert largest == pytest.approx(least, rel=1e-6)
+    assert largest_share(regions, torch.cat(costs), view_cost) == pytest.approx(largest)
+
+
+def test_views_that_cost_almost_as_much_stay_whole_where_beginning_one_costs_more():
+    cameras = [camera(64, 64)] * 2
+    costs = [torch.full((16,), 1.0), torch.full((16,), 1.2)]
+    assert cut_regions(cameras, costs, 2, "block").cuts == (0, 17, 32)
+    assert cut_regions(cameras, costs, 2, "block", view_cost=3.0).cuts == (0, 16, 32)
+    costs[1] *= 3
+    assert cut_regions(cameras, costs, 2, "block", view_cost=3.0).cuts[1] > 16
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
