@@ -328,9 +328,9 @@ def project_backward_adam(
     row's gradient is averaged over, as adam_rows' views: the views that see it, with `dense` all of them (`rows`); all
     views (`batch`); or all views, but with rate and decay of one (`none`). While the overflow of any view's splats is
     set, nothing is written. Splats whose record has a depth that is not a number do not count. bounds: of groups of the
-    rows (cuda_src/bounds.py), which then hold them where they have moved to. part: "find"
-    moves nothing, but finds which rows move; calls with the same views then move them, in any order: "own" those whose
-    gradients no other rank has a share of, as many of these as the back end likes to, and "rest" all that are left.
+    rows (cuda_src/bounds.py), which then hold them where they have moved to. part: "find" moves nothing, but finds
+    which rows move; calls with the same views then move them, in any order: "own" those whose gradients no other rank
+    has a share of, as many of these as the back end likes to, and "rest" all that are left.
 
     Only back ends that gain by it have this operator: see `KernelSet.moves_at_once`.
     """

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cuda_src.nvcc import find_nvcc
-from harness.measure.environment import active_links, environment, visible_handles, way_between
-from harness.measure.nvml import answer, pcie_rates, read_gpu, supported_fields
+from harness.measure.environment import active_links, environment, visible_handles
+from harness.measure.nvml import answer, pcie_rates, read_gpu, supported_fields, way_between
 from harness.measure.nvml_window import ERRORS, THROTTLES
 from harness.suite.feasibility import skip_reason
 from harness.suite.listing import memory_text

@@ -48,10 +48,10 @@ struct Chunks {
     }
 };
 
-// Those whose splats are all among `count` from `first` on.
-static Chunks chunks_within(int64_t first, int64_t count) {
+// Those whose splats are all among `count` from `first` on, or all others.
+static Chunks chunks_of(int64_t first, int64_t count, bool others) {
     int64_t begin = (first + CHUNK - 1) / CHUNK, end = (first + count) / CHUNK;
-    return {static_cast<int>(begin), static_cast<int>(end > begin ? end - begin : 0), false};
+    return {static_cast<int>(begin), static_cast<int>(end > begin ? end - begin : 0), others};
 }
 
 // Tiles and depth key of every splat in use, and how many splats each listed tile has; counts: [splats] of tiles, or
@@ -156,7 +156,7 @@ EXPORT int begin_bins(Queue queue, const View* view, const Given* given, const W
     int failed = places == nullptr ? cudaSuccess : list_tiles(queue, listed, tiles, places, image_tiles);
     if (failed) return failed;
     CHECK(clear_counts(queue, *work, tiles));
-    return count_chunks(queue, *view, *given, *work, chunks_within(first, count), tiles, nullptr);
+    return count_chunks(queue, *view, *given, *work, chunks_of(first, count, false), tiles, nullptr);
 }
 
 // Find each splat's tiles and count them, in Counts and by tile. begun: splats for which begin_bins has done so, from
@@ -170,9 +170,7 @@ EXPORT int count_instances(Queue queue, const View* view, const Given* given, co
     int* counts = splat_starts == nullptr ? nullptr : work->of_splats();
     if (begun == 0) CHECK(clear_counts(queue, *work, tiles));
     if (splats > 0) {
-        Chunks chunks = chunks_within(first, begun);
-        chunks.others = true;
-        CHECK(count_chunks(queue, *view, *given, *work, chunks, tiles, counts));
+        CHECK(count_chunks(queue, *view, *given, *work, chunks_of(first, begun, true), tiles, counts));
         count_wide<<<WIDE_BLOCKS, THREADS, 0, stream>>>(Listing(*view, *given), *work, counts);
         CHECK(cudaGetLastError());
     }

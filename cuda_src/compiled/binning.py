@@ -153,7 +153,9 @@ def _in_room(
     bins, first, rest = workspace.kept(
         key, lambda: _prepared(kernels, Given(*given), camera, workspace, tiles, listed, room, begun)
     )
-    (first if begin else rest)()
+    launch = first if begin else rest
+    assert launch is not None
+    launch()
     return bins
 
 
@@ -172,8 +174,8 @@ def _prepared(
     listed: int,
     room: Room,
     begun: range,
-) -> tuple[Bins, ReplayedLaunch, ReplayedLaunch]:
-    """Bins of the room's size, what begins to fill them, and what does the rest."""
+) -> tuple[Bins, ReplayedLaunch | None, ReplayedLaunch]:
+    """Bins of the room's size, what begins to fill them, if anything does, and what does the rest."""
     _check(room.instances)
     workspace.release(*_SPLAT_STARTS)  # Of a first visit, at which they were counted.
     work, memory = _work(given.splats, room.instances, listed, workspace)
@@ -181,9 +183,11 @@ def _prepared(
     starts, splat, lists = _lists(room.instances, listed, memory, workspace)
     device, places, ahead = starts.device, ctypes.c_void_p(given.places), (count(begun.start), count(len(begun)))
     of_view = ctypes.byref(view_of(kernels, camera)), ctypes.byref(given), ctypes.byref(work)
-    begin = ReplayedLaunch(
-        "begin_bins", device, *of_view, *ahead, tiles, count(listed), places, count(camera.tiles)
-    )  # fmt: skip
+    begin = None
+    if begun:
+        begin = ReplayedLaunch(
+            "begin_bins", device, *of_view, *ahead, tiles, count(listed), places, count(camera.tiles)
+        )  # fmt: skip
     rest = ReplayedLaunch(
         "bin_view", device, *of_view, *lists, needed, tiles, places, count(camera.tiles), *ahead
     )  # fmt: skip

@@ -16,7 +16,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_P2P_READ, _P2P_NVLINK = 0, 2  # The bindings' own name for the first is a tuple.
 LAYOUT = 1
 """Version of what `environment_id` hashes; raised when its parts or their meaning change."""
 
@@ -145,20 +144,6 @@ def visible_handles() -> Iterator[list[Any]]:
         yield [handles[i] for i in visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)]
     finally:
         pynvml.nvmlShutdown()
-
-
-def way_between(handle: Any, other: Any) -> str | None:
-    """How a GPU reaches the memory of another: `nvlink`, `pcie` or not at all."""
-    import pynvml
-
-    for kind, way in ((_P2P_NVLINK, "nvlink"), (_P2P_READ, "pcie")):
-        try:
-            status = pynvml.nvmlDeviceGetP2PStatus(handle, other, kind)
-        except pynvml.NVMLError:  # The driver does not say.
-            continue
-        if status == pynvml.NVML_P2P_STATUS_OK:
-            return way
-    return None
 
 
 def active_links(handle: Any) -> int:

@@ -14,6 +14,7 @@ from harness.measure.nvml_window import KIB, Reading
 ALL_LINKS = 0xFFFFFFFF
 """Scope of an NVLink field: the sum over all links."""
 
+_P2P_READ, _P2P_NVLINK = 0, 2  # The bindings' own name for the first is a tuple.
 _KIB_FIELDS = {"nvlink_sent": 138, "nvlink_received": 139, "nvlink_raw_sent": 140, "nvlink_raw_received": 141}
 _PLAIN_FIELDS = {
     "pcie_sent": 197,
@@ -114,6 +115,14 @@ def answer(function: str, *arguments: Any) -> Any:
         return getattr(pynvml, function)(*arguments)
     except (pynvml.NVMLError, AttributeError):
         return None
+
+
+def way_between(handle: Any, other: Any) -> str | None:
+    """How a GPU reaches the memory of another: `nvlink`, `pcie` or, for all that the driver says, not at all."""
+    for kind, way in ((_P2P_NVLINK, "nvlink"), (_P2P_READ, "pcie")):
+        if answer("nvmlDeviceGetP2PStatus", handle, other, kind) == pynvml.NVML_P2P_STATUS_OK:
+            return way
+    return None
 
 
 def pcie_rates(handle: Any) -> tuple[int, int] | None:

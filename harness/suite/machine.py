@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from cuda_src.nvcc import find_nvcc
-from harness.measure.environment import visible_handles, way_between
+from harness.measure.environment import visible_handles
+from harness.measure.nvml import way_between
 
 
 @dataclass(frozen=True)

@@ -72,19 +72,27 @@ class Mark:
 @dataclass(frozen=True)
 class Wait:
     """The events between which the computation stood still, and the exchange it did so for; without one nothing ran
-    beside it, and with one of the same events nothing could. What waits beside it may resume before it has come so far.
+    beside it, and with one of the same events nothing could. beside: where something waited beside the computation, when
+    that came to the wait; it may resume before the computation has come so far.
     """
 
     tally: Tally
     asked: torch.cuda.Event
     resumed: torch.cuda.Event
     crossing: Crossing | None = None
+    beside: torch.cuda.Event | None = None
 
     @property
     def events(self) -> list[torch.cuda.Event]:
         one = self.crossing
-        beside = [] if one is None or one.began is self.asked else [one.began, one.ended]
-        return [self.asked, self.resumed, *beside]
+        of_crossing = [] if one is None or one.began is self.asked else [one.began, one.ended]
+        return [self.asked, self.resumed, *of_crossing, *([] if self.beside is None else [self.beside])]
+
+    @property
+    def seconds(self) -> float:
+        """For which all stood still."""
+        waited = _seconds(self.asked, self.resumed)
+        return waited if self.beside is None else max(0.0, min(waited, _seconds(self.beside, self.resumed)))
 
 
 class DeviceLane:
@@ -155,9 +163,10 @@ class DeviceLane:
 
     def join(self, one: Crossing) -> None:
         """What is queued from here on waits for the exchange: the computation, or what goes on beside it."""
-        asked = self._mark(self._compute)
-        self._joining.wait_event(one.ended)
-        self._keep(Wait(one.tally, asked, self._mark(self._joining), one))
+        asked, joining = self._mark(self._compute), self._joining
+        beside = None if joining is self._compute else self._mark(joining)
+        joining.wait_event(one.ended)
+        self._keep(Wait(one.tally, asked, self._mark(joining), one, beside))
 
     def go_beside(self, after: torch.cuda.Event) -> None:
         """From here to `come_back`, what this thread queues runs beside the computation, behind what that had come to
@@ -227,7 +236,7 @@ class DeviceLane:
                 one.resumed.synchronize()
             elif not one.resumed.query():
                 return
-            waited = max(0.0, _seconds(one.asked, one.resumed))
+            waited = one.seconds
             took = waited if one.crossing is None else _seconds(one.crossing.began, one.crossing.ended)
             one.tally.add(waited, took)
             if one.crossing is not None:

@@ -25,7 +25,7 @@ from strategies.distribution.segment_time import SegmentTime
 from strategies.distribution.share import Picture, Share
 from strategies.distribution.taped import Taped
 from strategies.distribution.tile_costs import tile_work
-from strategies.distribution.tile_lists import begin_lists, list_tiles
+from strategies.distribution.tile_lists import TileLists
 from strategies.distribution.turns import Turns
 from strategies.gaussians import Gaussians
 from strategies.info import Options
@@ -265,38 +265,22 @@ class GaussianPictures(Strategy):
 
     def _begin_list(self, share: Share) -> None:
         """Of this rank's own records, before those of others are there; a share with a room."""
-        assert share.room is not None
-        splats, share.begun = share.passage.kept
-        if not share.begun:
-            return
-        with self.ctx.clock("bin"), self.segment_time.stage():
-            begin_lists(
-                self.ctx.kernels,
-                splats,
-                share.room.instances_at(self.comm.rank),
-                share.overflow,
-                share.camera,
-                share.tiles,
-                share.work,
-                share.limit,
-                share.begun,
-            )
+        splats, own = share.passage.kept
+        if own:
+            with self.ctx.clock("bin"), self.segment_time.stage():
+                self._tile_lists(share, splats).begin(own)
 
     def _list(self, share: Share) -> None:
         """Instances of this rank's tiles."""
-        room = share.room
+        begun = range(0) if share.room is None else share.passage.kept[1]
         with self.ctx.clock("bin"), self.segment_time.stage():
-            share.bins = list_tiles(
-                self.ctx.kernels,
-                share.splats,
-                share.passage.told.instances if room is None else room.instances_at(self.comm.rank),
-                share.overflow,
-                share.camera,
-                share.tiles,
-                share.work,
-                share.limit,
-                share.begun,
-            )
+            share.bins = self._tile_lists(share, share.splats).made(begun)
+
+    def _tile_lists(self, share: Share, splats: op.Splats) -> TileLists:
+        room = share.room
+        instances = share.passage.told.instances if room is None else room.instances_at(self.comm.rank)
+        kernels, overflow = self.ctx.kernels, share.overflow
+        return TileLists(kernels, splats, instances, overflow, share.camera, share.tiles, share.work, share.limit)
 
     def _raster_forward(self, share: Share) -> None:
         with self.ctx.clock("raster_forward"), self.segment_time.stage():

@@ -24,8 +24,7 @@ class Share:
     number: its place in the batch. turns: of that. view: its number in the scene, None for one without. degree: of the
     harmonics. tiles: this rank's, [k] int32, and owners: the rank of every tile, [tiles] int32, on the device. limit:
     greatest depth of each tile. room: of its passage; None where the host reads counts. overflow: its flag. truth: its
-    photograph, [H, W, 3] uint8, and mask. splats: that arrived, and begun: those that its lists were begun with. loss,
-    0-d, and cost, [k]: of its tiles.
+    photograph, [H, W, 3] uint8, and mask. splats: that arrived. loss, 0-d, and cost, [k]: of its tiles.
     """
 
     number: int
@@ -42,7 +41,6 @@ class Share:
     truth: tuple[torch.Tensor, torch.Tensor | None] = field(init=False)
     passage: Passage = field(init=False)
     splats: op.Splats = field(init=False)
-    begun: range = range(0)
     bins: op.Bins = field(init=False)
     raster: op.Raster = field(init=False)
     loss: torch.Tensor = field(init=False)

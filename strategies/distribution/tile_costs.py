@@ -16,7 +16,8 @@ INSTANCE_WORK = 128
 PIXEL_WORK = 64
 """What a pixel takes without any: clearing and the loss."""
 VIEW_WORK = 1.2e8
-"""What a view takes a rank's GPU besides, 0.11 ms: some twenty launches too small for it, pictures that are cleared."""
+"""What a view takes a rank's GPU besides: launches too small for it, pictures that are cleared. Estimated, not measured
+(cuda_src/compiled/NOTES.md)."""
 
 
 def contributors(raster: Raster, tiles: torch.Tensor, camera: Camera) -> torch.Tensor:

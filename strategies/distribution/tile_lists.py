@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,51 +11,45 @@ from cuda_src.operators import Bins, KernelSet, Room, Splats, begin_bins, bin_sp
 from cuda_src.workspace import Workspace
 
 
-def list_tiles(
-    kernels: KernelSet,
-    splats: Splats,
-    instances: int,
-    overflow: torch.Tensor,
-    camera: Camera,
-    tiles: torch.Tensor,
-    work: Workspace,
-    depth_limit: torch.Tensor | None = None,
-    begun: range = range(0),
-) -> Bins:
-    """Lists of these tiles, of splats that came from all ranks. instances: of all of them, or more.
+@dataclass(frozen=True)
+class TileLists:
+    """Lists of these tiles, of splats that come from all ranks. instances: of all of them, or more.
 
-    overflow: set if they are more after all; as of a `Room`. begun: splats that lists were begun with.
+    overflow: set if they are more after all; as of a `Room`.
     """
-    if not kernels.takes_rooms or splats.count == 0:
-        return bin_splats(kernels, splats, camera, work, tiles, depth_limit=depth_limit)
-    splats, room = _in_room(splats, instances, overflow, work)
-    return bin_splats(kernels, splats, camera, work, tiles, depth_limit=depth_limit, room=room, begun=begun)
 
+    kernels: KernelSet
+    splats: Splats
+    instances: int
+    overflow: torch.Tensor
+    camera: Camera
+    tiles: torch.Tensor
+    work: Workspace
+    depth_limit: torch.Tensor | None = None
 
-def begin_lists(
-    kernels: KernelSet,
-    splats: Splats,
-    instances: int,
-    overflow: torch.Tensor,
-    camera: Camera,
-    tiles: torch.Tensor,
-    work: Workspace,
-    depth_limit: torch.Tensor | None,
-    there: range,
-) -> None:
-    """Begin the lists of `list_tiles` with the splats that are there: this rank's own. Kernels take rooms."""
-    splats, room = _in_room(splats, instances, overflow, work)
-    begin_bins(kernels, splats, camera, work, tiles, depth_limit, room, there)
+    def begin(self, there: range) -> None:
+        """Begin them with the splats that are there. Kernels take rooms."""
+        splats, room = self._in_room()
+        begin_bins(self.kernels, splats, self.camera, self.work, self.tiles, self.depth_limit, room, there)
 
+    def made(self, begun: range = range(0)) -> Bins:
+        """begun: splats that they were begun with."""
+        kernels, limit = self.kernels, self.depth_limit
+        if not kernels.takes_rooms or self.splats.count == 0:
+            return bin_splats(kernels, self.splats, self.camera, self.work, self.tiles, depth_limit=limit)
+        splats, room = self._in_room()
+        return bin_splats(
+            kernels, splats, self.camera, self.work, self.tiles, depth_limit=limit, room=room, begun=begun
+        )
 
-def _in_room(splats: Splats, instances: int, overflow: torch.Tensor, work: Workspace) -> tuple[Splats, Room]:
-    """All of them in use."""
-    count = splats.count
+    def _in_room(self) -> tuple[Splats, Room]:
+        """All of them in use."""
+        count = self.splats.count
 
-    def counted() -> torch.Tensor:
-        live = torch.zeros(2, dtype=torch.int64, device=splats.records.device)
-        live[0].fill_(count)
-        return live
+        def counted() -> torch.Tensor:
+            live = torch.zeros(2, dtype=torch.int64, device=self.splats.records.device)
+            live[0].fill_(count)
+            return live
 
-    live = work.kept(("listed.live", count), counted)
-    return replace(splats, live=live, overflow=overflow), Room(count, instances, overflow)
+        live = self.work.kept(("listed.live", count), counted)
+        return replace(self.splats, live=live, overflow=self.overflow), Room(count, self.instances, self.overflow)

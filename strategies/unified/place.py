@@ -14,7 +14,7 @@ from strategies.base import Context
 from strategies.distribution.host_copies import HostCopies, HostCopy
 from strategies.distribution.placed_regions import PlacedRegionsKept
 from strategies.distribution.regions import Regions
-from strategies.distribution.tile_lists import list_tiles
+from strategies.distribution.tile_lists import TileLists
 from strategies.training.optimizer import RowAdam
 from strategies.training.rooms import Rooms
 from strategies.unified.arenas import Arena
@@ -111,10 +111,8 @@ class Place:
                 splats = route.received(view, self.number, self.kernels, work)
                 tiles = work.numbers(camera.tiles)[own.start : own.stop]
                 instances, limit = route.instances(view, self.number), self._limit(regions, view)
-                binned[view] = (
-                    splats,
-                    list_tiles(self.kernels, splats, instances, self.rooms.overflow, camera, tiles, work, limit),
-                )
+                lists = TileLists(self.kernels, splats, instances, self.rooms.overflow, camera, tiles, work, limit)
+                binned[view] = splats, lists.made()
         return binned
 
     def composite(self, regions: Regions, binned: Mapping[int, tuple[op.Splats, op.Bins]]) -> dict[int, Frame]:

@@ -154,6 +154,22 @@ def test_what_needs_an_exchange_goes_on_beside_what_does_not(gpu, lane, arrives,
     assert tally.hidden["a"] == pytest.approx(arrives - exposed)
 
 
+def test_waits_beside_that_follow_one_another_count_once(gpu, lane):
+    here, tally = lane(), Tally("a", {}, {})
+    crossings = [exchange(gpu, here, tally, seconds=seconds) for seconds in (4.0, 2.0)]
+    fork = here.mark()
+    gpu.works(1.0)
+    here.go_beside(fork)
+    for crossing in crossings:
+        here.join(crossing)
+        gpu.works(0.5)
+    here.come_back()
+    here.settle()
+    # From 1 to 4, and from 4.5 to 6.
+    assert tally.exposed["a"] == pytest.approx(4.5)
+    assert tally.hidden["a"] == pytest.approx(1.5)
+
+
 def test_what_goes_on_beside_waits_for_the_fork(gpu, lane):
     here = lane()
     gpu.works(4.0)
