@@ -72,8 +72,9 @@ class Mark:
 @dataclass(frozen=True)
 class Wait:
     """The events between which the computation stood still, and the exchange it did so for; without one nothing ran
-    beside it, and with one of the same events nothing could. beside: when something that ran beside the computation came
-    to the wait; it may resume before the computation has come so far."""
+    beside it, and with one of the same events nothing could.
+
+    beside: when what ran beside the computation came to the wait; it may resume before the computation is so far."""
 
     tally: Tally
     asked: torch.cuda.Event
