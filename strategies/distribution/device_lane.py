@@ -89,6 +89,11 @@ class Wait:
         return [self.asked, self.resumed, *of_crossing, *([] if self.beside is None else [self.beside])]
 
     @property
+    def ends(self) -> list[torch.cuda.Event]:
+        """When the device has come to these it has come to all of `events`."""
+        return [self.resumed] if self.beside is None else [self.resumed, self.asked]
+
+    @property
     def seconds(self) -> float:
         """For which all stood still."""
         waited = _seconds(self.asked, self.resumed)
@@ -233,8 +238,9 @@ class DeviceLane:
         while self._waits:
             one = self._waits[0]
             if wait:
-                one.resumed.synchronize()
-            elif not one.resumed.query():
+                for event in one.ends:
+                    event.synchronize()
+            elif not all(event.query() for event in one.ends):
                 return
             waited = one.seconds
             took = waited if one.crossing is None else _seconds(one.crossing.began, one.crossing.ended)

@@ -49,9 +49,12 @@ class Event:
     def query(self) -> bool:
         return self.past
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        self.past = True
 
     def elapsed_time(self, other: Event) -> float:
+        if not (self.past and other.past):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return (other.at - self.at) * 1e3
 
 
@@ -168,6 +171,32 @@ def test_waits_beside_that_follow_one_another_count_once(gpu, lane):
     # From 1 to 4, and from 4.5 to 6.
     assert tally.exposed["a"] == pytest.approx(4.5)
     assert tally.hidden["a"] == pytest.approx(1.5)
+
+
+def test_a_wait_beside_is_added_up_when_the_computation_has_come_to_it_too(gpu, lane, monkeypatch):
+    monkeypatch.setattr(device_lane, "SETTLED_AT", 0)
+    here, tally, behind = lane(), Tally("a", {}, {}), []
+
+    class Late(Event):
+        """The device is behind with the computation, and not with what goes on beside it."""
+
+        def record(self, stream: Stream) -> None:
+            super().record(stream)
+            self.past = stream is not gpu.compute
+            behind.append(self)
+
+    monkeypatch.setattr(torch.cuda, "Event", Late)
+    crossing = exchange(gpu, here, tally, seconds=3.0)
+    fork = here.mark()
+    gpu.works(1.0)
+    here.go_beside(fork)
+    here.join(crossing)
+    here.come_back()
+    assert tally.exposed == {}
+    for event in behind:
+        event.past = True
+    here.join(exchange(gpu, here, tally, seconds=0.0))
+    assert tally.exposed["a"] == pytest.approx(2.0)
 
 
 def test_what_goes_on_beside_waits_for_the_fork(gpu, lane):
