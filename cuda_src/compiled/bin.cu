@@ -8,36 +8,6 @@ __global__ void __launch_bounds__(THREADS) place_tiles(const int* tiles, int64_t
     if (k < count) places[tiles[k]] = static_cast<int>(k);
 }
 
-// The lanes test the tiles of all their spans together, each lane as many as any other: spans have from one to 32
-// tiles, and one lane's would hold up the warp. own: tiles of this lane's span, or 0; each(place): of a listed one, by
-// whichever lane tests it. Returns a bit for each tile of this lane's span.
-template <typename Each>
-__device__ uint32_t test_evenly(const Listing& listing, const Footprint& f, float depth, const Tiles& span, int own,
-                                Each each) {
-    int end = sum_up_to_lane(own), start = end - own, total = __shfl_sync(ALL_LANES, end, WARP - 1);
-    uint32_t hits = 0;
-    for (int first = 0; first < total; first += WARP) {
-        // The span is that of the last lane whose tiles start no later.
-        int i = first + lane_index(), from = 0;
-        for (int step = WARP / 2; step > 0; step /= 2) {
-            if (__shfl_sync(ALL_LANES, start, from + step) <= i) from += step;
-        }
-        auto of = [&](auto value) { return __shfl_sync(ALL_LANES, value, from); };
-        Footprint its = {of(f.x), of(f.y), of(f.a), of(f.b), of(f.c), of(f.reach), 0.f};
-        if (listing.view.square) its.radius = of(f.radius);
-        float its_depth = listing.limits.depth == nullptr ? 0.f : of(depth);
-        Tiles its_span = {of(span.span), 0};
-        int2 tile = its_span.tile((i - of(start)) & (WARP - 1));
-        int place = i < total ? listed_at(listing, its, its_depth, tile.x, tile.y) : -1;
-        if (place >= 0) each(place);
-        unsigned listed = __ballot_sync(ALL_LANES, place >= 0);
-        int offset = start - first;
-        if (offset >= 0 && offset < WARP) hits |= listed >> offset;
-        if (offset < 0 && offset > -WARP) hits |= listed << -offset;
-    }
-    return own < WARP ? hits & ((1u << own) - 1) : hits;
-}
-
 // Chunks of splats that a launch goes through, a block each: `count` of them from `first` on, or all others.
 struct Chunks {
     int first, count;
@@ -67,7 +37,7 @@ __global__ void __launch_bounds__(THREADS, 4) count_tiles(Listing listing, Given
         for (int k = threadIdx.x; k < tiles; k += THREADS) table[k] = 0;
     }
     __syncthreads();
-    auto count = [&](int place) { atomicAdd(TABLE ? table + place : work.tallies() + place, 1); };
+    auto count = [&](int place, int) { atomicAdd(TABLE ? table + place : work.tallies() + place, 1); };
     int64_t live = work.live(given);
     int total = 0, chunk = chunks.own();
     for (int round = 0; round < CHUNK_ROUNDS; ++round) {

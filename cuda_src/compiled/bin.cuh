@@ -165,28 +165,6 @@ __device__ inline int listed_at(const Listing& listing, const Footprint& f, floa
     return place >= 0 && meets_tile(listing.view, f, listing.limits, depth, x, y) ? place : -1;
 }
 
-// The warp goes through one splat's tiles together, ascending: `each(hits, n, place)` is called by all lanes for 32
-// tiles of the span at a time, with the lanes whose tile is listed, how many listed ones came before this lane's, and
-// its place, -1 if it is not. Returns how many there are.
-template <typename Each>
-__device__ int walk_together(const Listing& listing, int64_t splat, Each each) {
-    Record record(listing.records, splat);
-    Footprint f = footprint_of(listing.view, record.values);
-    Span span = span_of(listing.view, f);
-    int total = 0, columns = span.x1 - span.x0;
-    for (int first = 0; first < span.count(); first += WARP) {
-        int i = first + lane_index();
-        int place = -1;
-        if (i < span.count()) {
-            place = listed_at(listing, f, record.depth(), span.x0 + i % columns, span.y0 + i / columns);
-        }
-        unsigned hits = __ballot_sync(ALL_LANES, place >= 0);
-        each(hits, total + __popc(hits & ((1u << lane_index()) - 1)), place);
-        total += __popc(hits);
-    }
-    return total;
-}
-
 // Warps that share a wide splat at most, where there are fewer splats than warps.
 constexpr int WIDE_WARPS = 8;
 
@@ -245,6 +223,36 @@ struct Tiles {
     __device__ uint2 words() const { return make_uint2(span, hits); }
 };
 static_assert(2 * 13 + 5 <= 32, "corner and columns in a word");
+
+// The lanes test the tiles of all their spans together, each lane as many as any other: spans have from one to 32
+// tiles, and one lane's would hold up the warp. own: tiles of this lane's span, or 0; each(place, lane): of a listed one,
+// and whose it is, by whichever lane tests it. Returns a bit for each tile of this lane's span.
+template <typename Each>
+__device__ uint32_t test_evenly(const Listing& listing, const Footprint& f, float depth, const Tiles& span, int own,
+                                Each each) {
+    int end = sum_up_to_lane(own), start = end - own, total = __shfl_sync(ALL_LANES, end, WARP - 1);
+    uint32_t hits = 0;
+    for (int first = 0; first < total; first += WARP) {
+        // The span is that of the last lane whose tiles start no later.
+        int i = first + lane_index(), from = 0;
+        for (int step = WARP / 2; step > 0; step /= 2) {
+            if (__shfl_sync(ALL_LANES, start, from + step) <= i) from += step;
+        }
+        auto of = [&](auto value) { return __shfl_sync(ALL_LANES, value, from); };
+        Footprint its = {of(f.x), of(f.y), of(f.a), of(f.b), of(f.c), of(f.reach), 0.f};
+        if (listing.view.square) its.radius = of(f.radius);
+        float its_depth = listing.limits.depth == nullptr ? 0.f : of(depth);
+        Tiles its_span = {of(span.span), 0};
+        int2 tile = its_span.tile((i - of(start)) & (WARP - 1));
+        int place = i < total ? listed_at(listing, its, its_depth, tile.x, tile.y) : -1;
+        if (place >= 0) each(place, from);
+        unsigned listed = __ballot_sync(ALL_LANES, place >= 0);
+        int offset = start - first;
+        if (offset >= 0 && offset < WARP) hits |= listed >> offset;
+        if (offset < 0 && offset > -WARP) hits |= listed << -offset;
+    }
+    return own < WARP ? hits & ((1u << own) - 1) : hits;
+}
 
 // Blocks that walk wide splats: as many as are at work at a time.
 constexpr unsigned WIDE_BLOCKS = 132 * 5;

@@ -40,7 +40,7 @@ constexpr int MOST_SEGMENTS = TILE_THREADS;
 // List entries read by one load of shared memory.
 constexpr int LISTED = 4;
 
-// Tiles of a splat's span that one thread of `route_splats` or of culling tests by itself; the warp shares wider spans.
+// Tiles of a splat's span that one thread of culling tests by itself; the warp shares wider spans.
 // Most spans have 1-6 tiles.
 constexpr int OWN_SPAN = 12;
 

@@ -11,69 +11,40 @@ static_assert(PARTS * 4 == RECORD_STRIDE && RECORD_ID == RECORD_STRIDE - 1, "an 
 // Blocks that blank what is left of a room: some thousands of rows.
 constexpr int BLANKS = 8;
 
-// Instances by rank, as tiles come: those of one rank follow one another, since its tiles do.
-struct Tally {
-    int* instances;  // [ranks], shared by the block
-    uint64_t mask = 0;
-    int rank = -1, run = 0;
+// The warp goes through one splat's tiles together: `each(rank)` is called for each that it meets.
+template <typename Each>
+__device__ void walk_together(const Listing& listing, int64_t splat, Each each) {
+    Record record(listing.records, splat);
+    Footprint f = footprint_of(listing.view, record.values);
+    Span span = span_of(listing.view, f);
+    int columns = span.x1 - span.x0;
+    for (int i = lane_index(); i < span.count(); i += WARP) {
+        int rank = listed_at(listing, f, record.depth(), span.x0 + i % columns, span.y0 + i / columns);
+        if (rank >= 0) each(rank);
+    }
+}
 
-    __device__ explicit Tally(int* instances) : instances(instances) {}
-    __device__ void add(int of_tile) {
-        if (of_tile != rank) {
-            flush();
-            rank = of_tile;
-            mask |= 1ull << of_tile;
-        }
-        ++run;
-    }
-    __device__ void flush() {
-        if (run > 0) atomicAdd(&instances[rank], run);
-        run = 0;
-    }
-    // The whole warp: lanes that end with the same rank add as one.
-    __device__ void flush_together() {
-        unsigned left = __ballot_sync(ALL_LANES, run > 0);
-        while (left) {
-            int common = __shfl_sync(ALL_LANES, rank, __ffs(left) - 1);
-            bool has = run > 0 && rank == common;
-            int total = __reduce_add_sync(ALL_LANES, has ? run : 0);
-            if (lane_index() == 0) atomicAdd(&instances[common], total);
-            left &= ~__ballot_sync(ALL_LANES, has);
-        }
-        run = 0;
-    }
-};
-
-// Ranks of this lane's splat. A lane walks a narrow span by itself; the warp walks wide ones together.
+// Ranks of this lane's splat. instances: [ranks], shared by the block; its own are added.
 __device__ uint64_t find_ranks(const Listing& listing, int64_t splat, bool sent, const Record& record, int* instances) {
-    Span span = {0, 0, 0, 0};
-    Tally own(instances);
-    if (sent) {
-        Footprint f = footprint_of(listing.view, record.values);
-        span = span_of(listing.view, f);
-        if (span.count() <= OWN_SPAN) {
-            for (int y = span.y0; y < span.y1; ++y) {
-                for (int x = span.x0; x < span.x1; ++x) {
-                    int rank = listed_at(listing, f, record.depth(), x, y);
-                    if (rank >= 0) own.add(rank);
-                }
-            }
-        }
-    }
-    own.flush_together();
-    uint64_t mask = own.mask;
-    unsigned wide = __ballot_sync(ALL_LANES, span.count() > OWN_SPAN);
-    while (wide) {
+    __shared__ unsigned met[MOST_RANKS / 32][THREADS];  // bits of ranks, by splat
+    for (auto& of_ranks : met) of_ranks[threadIdx.x] = 0u;
+    __syncwarp();
+    auto meet = [&](int rank, int lane) {
+        atomicAdd(&instances[rank], 1);
+        atomicOr(&met[rank / 32][warp_index() * WARP + lane], 1u << rank % 32);
+    };
+    Footprint f = footprint_of(listing.view, record.values);
+    Span span = span_of(listing.view, f);
+    bool any = sent && span.count() > 0, fits = Tiles::fits(span);
+    Tiles tiles = any && fits ? Tiles::in(span) : Tiles::none();
+    test_evenly(listing, f, record.depth(), tiles, any && fits ? span.count() : 0, meet);
+    for (unsigned wide = __ballot_sync(ALL_LANES, any && !fits); wide; wide &= wide - 1) {
         int lane = __ffs(wide) - 1;
-        wide &= wide - 1;
-        Tally together(instances);
-        walk_together(listing, __shfl_sync(ALL_LANES, splat, lane), [&](unsigned, int, int rank) {
-            if (rank >= 0) together.add(rank);
-        });
-        together.flush_together();
-        uint64_t its_mask = either(together.mask);
-        if (lane_index() == lane) mask = its_mask;
+        walk_together(listing, __shfl_sync(ALL_LANES, splat, lane), [&](int rank) { meet(rank, lane); });
     }
+    __syncwarp();
+    uint64_t mask = 0;
+    for (int i = 0; i < MOST_RANKS / 32; ++i) mask |= static_cast<uint64_t>(met[i][threadIdx.x]) << 32 * i;
     return mask;
 }
 
