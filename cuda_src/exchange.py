@@ -52,7 +52,8 @@ class Routing:
 
     ends: [ranks, blocks] int64, records up to and with each block of splats of each rank; None where a back end finds
     places without. rooms: rows that go to each destination; None where they are as many as the records. overflow: [1]
-    int32, set where a room is too small; of the splats' own room.
+    int32, set where a room is too small; of the splats' own room. whole: the rank that all of them go to, by
+    `route_whole`; masks then is empty.
     """
 
     masks: torch.Tensor
@@ -60,6 +61,7 @@ class Routing:
     ends: torch.Tensor | None = None
     rooms: tuple[int, ...] | None = None
     overflow: torch.Tensor | None = None
+    whole: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -121,7 +123,7 @@ def take_arrivals(kernels: KernelSet, workspace: Workspace, name: str, count: in
     def made() -> Splats:
         records = take_records(kernels, workspace, name, count)
         if kernels.backend == "compiled":
-            ids = row_words(records).view(torch.int32)[:, RECORD_ID]
+            ids = ids_in(row_words(records))
         else:
             ids = workspace.take(f"{name}.ids", (count,), torch.int64)
         return Splats(ids, ids, records)
@@ -132,6 +134,11 @@ def take_arrivals(kernels: KernelSet, workspace: Workspace, name: str, count: in
 def row_words(records: torch.Tensor) -> torch.Tensor:
     """Records of `take_records` for compiled kernels with the last of their words, [R, RECORD_STRIDE]."""
     return records.as_strided((len(records), RECORD_STRIDE), (RECORD_STRIDE, 1))
+
+
+def ids_in(words: torch.Tensor) -> torch.Tensor:
+    """The ids that records take along, [R] int32. words: of `row_words`."""
+    return words.view(torch.int32)[:, RECORD_ID]
 
 
 def route_splats(
@@ -168,6 +175,24 @@ def route_splats(
         min_opacity,
         rooms,
     )
+
+
+def route_whole(
+    kernels: KernelSet,  # one with `KernelSet.projects_in_place`
+    splats: Splats,  # that were projected into their place
+    rank: int,  # that renders all tiles of the view
+    workspace: Workspace,
+    rooms: RankRooms,
+) -> Routing:
+    """The routing of a view that one rank renders whole: every splat goes there, as it lies.
+
+    Splats were projected into the rows of that rank's room but for its last: in the buffer that travels or, where the
+    rank is this one, in the hole. What is packed and kept then is what they leave of the rooms. ValueError for splats
+    without a room, or of another size than the rank's.
+    """
+    if splats.overflow is None or splats.count != rooms.rows[rank] - 1:
+        raise ValueError(f"expected splats with a room of {rooms.rows[rank] - 1}, got {splats.count}")
+    return kernels.called.route_whole(kernels, splats, rank, workspace, rooms)
 
 
 def pack_records(

@@ -107,6 +107,11 @@ class KernelSet:
         """`project` of the back end can leave ids where they are (`Splats.ids_by_row`)."""
         return bool(getattr(self.module, "LEAVES_IDS", False))
 
+    @property
+    def projects_in_place(self) -> bool:
+        """`project` of the back end can put records where they travel or are kept."""
+        return bool(getattr(self.module, "PROJECTS_IN_PLACE", False))
+
 
 @dataclass(frozen=True)
 class Room:
@@ -129,9 +134,10 @@ class Splats:
     rows: [V] int64, row of the Gaussian in its storage. ids: [V] int64, stable ids, which break ties of depth; int32
     where they are words of records that ranks have sent (cuda_src/exchange.py).
     records: [V, RECORD] real, columns as in layout.py; rows may lie further apart. live, overflow: None unless the view
-    was given a room; then V is the room, live[0] ([2] int64 on the device) says how many rows are in use, more than V
-    if the room was too small; live[1] of them are not drawn, since their colour is not finite (record depth NaN): they
-    have no instance and are never moved. overflow is the room's. ids_by_row: ids are those of all rows of the storage,
+    was given a room; then V is the room, live[0] (int64 on the device) says how many rows are in use, more than V if
+    the room was too small; live[1] of them are not drawn, since their colour is not finite (record depth NaN): they
+    have no instance and are never moved. live[2]: of splats in their place (`project`), instances in the whole image.
+    overflow is the room's. ids_by_row: ids are those of all rows of the storage,
     and splat v has ids[rows[v]]; only where `project` was asked for it.
     """
 
@@ -169,11 +175,12 @@ to other ranks too."""
 class Kept:
     """Gradients that a rank has of its own splats, unsummed. places: [V] int32, each splat's row, NOWHERE or ELSEWHERE.
 
-    gradients: [R, GRADIENT] real. zeros: [1] int64; rows of these splats that are exactly zero are added to it.
+    gradients: [R, GRADIENT] real. Without places all splats have theirs there, in their own order; without gradients
+    all are ELSEWHERE. zeros: [1] int64; rows of these splats that are exactly zero are added to it.
     """
 
-    places: torch.Tensor
-    gradients: torch.Tensor
+    places: torch.Tensor | None
+    gradients: torch.Tensor | None
     zeros: torch.Tensor
 
 

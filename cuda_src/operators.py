@@ -84,6 +84,7 @@ def project(
     room: Room | None = None,
     bounds: torch.Tensor | None = None,  # [groups, BOUND]
     ids_by_row: bool = False,
+    into: torch.Tensor | None = None,  # [room.splats, RECORD], of `take_records`
 ) -> Splats:
     """Cull, project and colour the Gaussians that touch at least one tile of the view.
 
@@ -92,11 +93,13 @@ def project(
     no tile touched. room: nothing is read by the host; only for back ends with `KernelSet.takes_rooms`. bounds: of
     groups of the rows (cuda_src/bounds.py), so that only groups are read that may be seen; only with
     `KernelSet.reads_bounds`. ids_by_row: who asks needs ids only to bin these splats, so that they need not be copied;
-    only with `KernelSet.leaves_ids`.
+    only with `KernelSet.leaves_ids`. into: where records go, with their ids, and instances are counted (`Splats.live`);
+    only with a room and `KernelSet.projects_in_place`.
     """
     given: dict[str, Any] = {} if room is None else {"room": room}
     given |= {} if bounds is None else {"bounds": bounds}
     given |= {"ids_by_row": True} if ids_by_row else {}
+    given |= {} if into is None else {"into": into}
     return kernels.called.project(kernels, parameters, ids, camera, sh_degree, workspace, **given)
 
 

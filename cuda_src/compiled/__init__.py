@@ -11,6 +11,7 @@ from cuda_src.compiled.exchange import (
     pack_gradients,
     pack_records,
     route_splats,
+    route_whole,
     sum_gradients,
     take_flags,
     unpack_records,
@@ -41,6 +42,7 @@ __all__ = [
     "raster_backward",
     "raster_forward",
     "route_splats",
+    "route_whole",
     "sum_gradients",
     "take_flags",
     "unpack_records",
@@ -53,6 +55,9 @@ READS_BOUNDS = True
 
 LEAVES_IDS = True
 """`project` need not copy ids, and `bin_splats` then looks them up by row (`KernelSet.leaves_ids`)."""
+
+PROJECTS_IN_PLACE = True
+"""`project` can put records where they travel or are kept (`KernelSet.projects_in_place`)."""
 
 TAKES_ROOMS = True
 """`project` and `bin_splats` take a `Room` and then read nothing on the host (`KernelSet.takes_rooms`)."""

@@ -85,6 +85,7 @@ class Sight(ctypes.Structure):
         ("places", ctypes.c_void_p),
         ("kept", ctypes.c_void_p),
         ("zeros", ctypes.c_void_p),
+        ("waits", ctypes.c_int),
     )
 
 
@@ -206,8 +207,9 @@ class _Move:
 def _kept(kept: Kept | None) -> tuple[int | None, ...]:
     """Addresses, in the order of Sight."""
     if kept is None:
-        return None, None, None
-    return address(kept.places), rows_of(kept.gradients, layout.GRADIENT_STRIDE), address(kept.zeros)
+        return None, None, None, 0
+    own = None if kept.gradients is None else rows_of(kept.gradients, layout.GRADIENT_STRIDE)
+    return address(kept.places), own, address(kept.zeros), int(own is None)
 
 
 def averaged_over(rows: MovedRows, batch_rule: BatchRule, batch: int) -> int:

@@ -136,6 +136,9 @@ struct Listing {
 
     __host__ __device__ Listing(const View& view, const Given& given)
         : view(view), records(given.records), places(given.places), limits{given.subtiles, given.depth_limit} {}
+    // Of every tile of the image, where records are not asked for.
+    __device__ explicit Listing(const View& view)
+        : view(view), records(nullptr), places(nullptr), limits{nullptr, nullptr} {}
 
     __device__ int place_of(int x, int y) const {
         int tile = y * view.tiles_x + x;
@@ -252,6 +255,29 @@ __device__ uint32_t test_evenly(const Listing& listing, const Footprint& f, floa
         if (offset < 0 && offset > -WARP) hits |= listed << -offset;
     }
     return own < WARP ? hits & ((1u << own) - 1) : hits;
+}
+
+// How many tiles of the image a warp's splats meet, as parts that its lanes add up to. drawn: this lane has a splat that
+// may meet any. Every lane of the warp calls it.
+__device__ inline int tiles_met(const View& view, const float* record, bool drawn) {
+    Listing every(view);
+    Footprint f = footprint_of(view, record);
+    Span span = span_of(view, f);
+    bool any = drawn && span.count() > 0, fits = Tiles::fits(span);
+    Tiles tiles = any && fits ? Tiles::in(span) : Tiles::none();
+    int met = 0;
+    test_evenly(every, f, 0.f, tiles, any && fits ? span.count() : 0, [&](int, int) { ++met; });
+    for (unsigned wide = __ballot_sync(ALL_LANES, any && !fits); wide; wide &= wide - 1) {
+        int lane = __ffs(wide) - 1;
+        auto of = [&](float value) { return __shfl_sync(ALL_LANES, value, lane); };
+        Footprint its = {of(f.x), of(f.y), of(f.a), of(f.b), of(f.c), of(f.reach), of(f.radius)};
+        Span its_span = span_of(view, its);
+        int columns = its_span.x1 - its_span.x0;
+        for (int i = lane_index(); i < its_span.count(); i += WARP) {
+            met += listed_at(every, its, 0.f, its_span.x0 + i % columns, its_span.y0 + i / columns) >= 0;
+        }
+    }
+    return met;
 }
 
 // Blocks that walk wide splats: as many as are at work at a time.

@@ -90,6 +90,21 @@ __global__ void count_routes(Given given, Routes routes, int64_t* counts) {
     if (routes.roomy && !holds) *routes.overflow = 1;
 }
 
+// Of a view that one rank renders whole, a thread a rank: live: as of Given, and instances of all splats.
+__global__ void count_whole(const int64_t* live, Routes routes, int64_t* counts) {
+    int rank = threadIdx.x;
+    if (rank >= routes.ranks) return;
+    bool its = rank == routes.whole;
+    int64_t* own = counts + rank * ROUTE_COUNTS;
+    own[SENT_RECORDS] = its ? live[0] : 0;
+    own[SENT_INSTANCES] = its ? live[2] : 0;
+    own[OWN_SPLATS] = live[0];
+    own[OWN_UNDRAWN] = live[1];
+    own[OVERFLOWED] = live[0] > routes.splats;
+    routes.ends[rank] = rank < routes.whole ? 0 : min(live[0], routes.splats);
+    if (its && live[2] > routes.room_instances[rank]) *routes.overflow = 1;
+}
+
 // The lanes given, one after another, for the warp to work through: entry n is the n-th of them.
 __device__ inline const int* in_order(unsigned lanes) {
     __shared__ int order[WARPS][WARP];
@@ -206,13 +221,22 @@ EXPORT int route_splats(Queue queue, const View* view, const Given* given, float
     return cudaGetLastError();
 }
 
-// width: words of a row, a multiple of four.
+// live: of splats that project_gaussians made where they travel, or are kept; counts: as of route_splats.
+EXPORT int route_whole(Queue queue, const int64_t* live, const Routes* routes, int64_t* counts) {
+    CHECK(cudaSetDevice(queue.device));
+    count_whole<<<1, MOST_RANKS, 0, queue.stream>>>(live, *routes, counts);
+    return cudaGetLastError();
+}
+
+// width: words of a row, a multiple of four. Of a view that one rank renders whole all records are there already.
 EXPORT int pack_records(Queue queue, const Routes* routes, int own_rank, const uint4* records, const int64_t* ids,
                         uint4* wire, int64_t rows, int width) {
     CHECK(cudaSetDevice(queue.device));
-    pack_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(*routes, own_rank, records, ids,
-                                                                                     wire, rows, width / 4);
-    CHECK(cudaGetLastError());
+    if (routes->masks != nullptr) {
+        pack_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(*routes, own_rank, records,
+                                                                                         ids, wire, rows, width / 4);
+        CHECK(cudaGetLastError());
+    }
     if (routes->roomy) {
         blank_rooms<<<dim3(BLANKS, static_cast<unsigned>(routes->ranks)), THREADS, 0, queue.stream>>>(
             *routes, own_rank, false, reinterpret_cast<float*>(wire), width);
@@ -220,13 +244,15 @@ EXPORT int pack_records(Queue queue, const Routes* routes, int own_rank, const u
     return cudaGetLastError();
 }
 
-// first: row of the arrivals where the rank's own begin. places: as of keep_routes.
+// first: row of the arrivals where the rank's own begin. places: as of keep_routes. Likewise.
 EXPORT int keep_records(Queue queue, const Routes* routes, int own_rank, const uint4* records, const int64_t* ids,
                         int64_t first, uint4* arrivals, int* places) {
     CHECK(cudaSetDevice(queue.device));
-    keep_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(*routes, own_rank, records, ids,
-                                                                                     first, arrivals, places);
-    CHECK(cudaGetLastError());
+    if (routes->masks != nullptr) {
+        keep_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(*routes, own_rank, records,
+                                                                                         ids, first, arrivals, places);
+        CHECK(cudaGetLastError());
+    }
     if (routes->roomy) {
         blank_rooms<<<BLANKS, THREADS, 0, queue.stream>>>(
             *routes, own_rank, true, reinterpret_cast<float*>(arrivals + first * PARTS), RECORD_STRIDE);

@@ -17,7 +17,7 @@ constexpr int SENT_GRADIENTS = 9;
 
 constexpr int WARPS = THREADS / WARP;
 
-// Passed by value. A bit a rank, [splats]; records up to and with each block, [ranks x blocks]; rows of the buffer up to
+// Passed by value. A bit a rank, [splats], or null: all splats go to rank `whole`, in one block; records up to and with each block, [ranks x blocks]; rows of the buffer up to
 // and with each rank's room, if they have any, and instances that what it is sent may have; the flag that is set where a
 // room is too small.
 struct Routes {
@@ -25,7 +25,7 @@ struct Routes {
     int64_t* ends;
     int64_t splats, blocks;
     int* overflow;
-    int ranks, roomy;
+    int ranks, roomy, whole;
     int64_t room_ends[MOST_RANKS], room_instances[MOST_RANKS];
 
     // How many records there are for ranks before this one, and for this one in blocks before this.

@@ -30,6 +30,8 @@ _MOST_KEPT = 4096
 """Launches kept ready: some eight for each of several hundred views."""
 
 _OfRanks = ctypes.c_int64 * MOST_RANKS
+_NOBODY = -1
+"""For `Routes.whole`: the view's tiles are several ranks'."""
 
 _Plain = tuple[Hashable, ...]
 """Addresses and numbers, and tuples of such."""
@@ -46,6 +48,7 @@ class Routes(ctypes.Structure):
         ("overflow", ctypes.c_void_p),
         ("ranks", ctypes.c_int),
         ("roomy", ctypes.c_int),
+        ("whole", ctypes.c_int),
         ("room_ends", _OfRanks),
         ("room_instances", _OfRanks),
     )
@@ -65,8 +68,8 @@ def _plain(routing: Routing, rooms: RankRooms | None = None) -> _Plain:
     assert routing.ends is not None
     ranks, blocks = routing.ends.shape
     return (
-        address(routing.masks), address(routing.ends), routing.masks.shape[0], blocks, address(routing.overflow),
-        ranks, rooms is not None, tuple(accumulate(rooms.rows)) if rooms else (), rooms.instances if rooms else (),
+        address(routing.masks), address(routing.ends), routing.masks.shape[0], blocks, address(routing.overflow), ranks,
+        rooms is not None, _NOBODY, tuple(accumulate(rooms.rows)) if rooms else (), rooms.instances if rooms else (),
     )  # fmt: skip
 
 
@@ -129,12 +132,32 @@ def route_splats(
             _routes(plain), scratch_for(ranks * blocks, workspace),
             workspace.take("exchange.blocks", (ranks * blocks,), torch.int32), routing.counts,
         )  # fmt: skip
-        roomy = RoomyRouting(routing.masks, routing.counts, routing.ends, routing.rooms, splats.overflow, plain)
+        roomy = RoomyRouting(routing.masks, routing.counts, routing.ends, routing.rooms, splats.overflow, plain=plain)
         return roomy if rooms else routing, launch
 
     key = "route_splats", view, *given, float(min_opacity), ranks, rooms
     # Without rooms sizes are others at every visit.
     routing, launch = workspace.kept(key, prepared) if rooms else prepared()
+    launch()
+    return routing
+
+
+def route_whole(kernels: KernelSet, splats: Splats, rank: int, workspace: Workspace, rooms: RankRooms) -> Routing:
+    """See `cuda_src.exchange.route_whole`."""
+
+    def prepared() -> tuple[Routing, Launch]:
+        device, ranks = splats.records.device, len(rooms.rows)
+        counts = workspace.take("exchange.counts", (ranks, ROUTE_COUNTS), torch.int64)
+        ends = workspace.take("exchange.ends", (ranks, 1), torch.int64)
+        plain = (
+            None, address(ends), splats.count, 1, address(splats.overflow), ranks, True, rank,
+            tuple(accumulate(rooms.rows)), rooms.instances,
+        )  # fmt: skip
+        routing = RoomyRouting(splats.rows[:0], counts, ends, rooms.rows, splats.overflow, rank, plain)
+        return routing, Launch("route_whole", device, address(splats.live), _routes(plain), counts)
+
+    key = "route_whole", address(splats.live), splats.count, address(splats.overflow), rank, rooms
+    routing, launch = workspace.kept(key, prepared)
     launch()
     return routing
 
@@ -156,10 +179,8 @@ def pack_records(kernels: KernelSet, splats: Splats, routing: Routing, rank: int
     rows, width = wire.shape
     if splats.count == 0 or rows == 0:
         return
-    records = rows_of(splats.records, RECORD_STRIDE)
-    _launch(
-        "pack_records", wire.device, _plain(routing), rank, records, address(splats.ids), _wire(wire), rows, width
-    )()
+    records, ids = rows_of(splats.records, RECORD_STRIDE), _ids_of(splats, routing)
+    _launch("pack_records", wire.device, _plain(routing), rank, records, ids, _wire(wire), rows, width)()
 
 
 def keep_records(
@@ -176,7 +197,7 @@ def keep_records(
         return
     _launch(
         "keep_records", splats.records.device, _plain(routing), rank, rows_of(splats.records, RECORD_STRIDE),
-        address(splats.ids), hole.first, rows_of(arrivals.records, RECORD_STRIDE), address(places),
+        _ids_of(splats, routing), hole.first, rows_of(arrivals.records, RECORD_STRIDE), address(places),
     )()  # fmt: skip
 
 
@@ -232,6 +253,11 @@ def sum_gradients(
         "sum_gradients", out.device, _plain(routing), address(returned), rank, own, hole.first, hole.count,
         rows_of(out, GRADIENT_STRIDE), address(zeros), int(shared),
     )()  # fmt: skip
+
+
+def _ids_of(splats: Splats, routing: Routing) -> int | None:
+    """Where ids lie that are to go along; those of splats in their place do already."""
+    return address(splats.ids) if routing.whole is None else None
 
 
 def _wire(rows: torch.Tensor) -> int:

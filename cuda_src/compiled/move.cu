@@ -11,8 +11,8 @@
 #include "groups.cuh"
 
 // One view of the step. overflow: nothing moves while it is set; null where nothing can set it. places: of splats whose
-// gradient is a row of `kept`; NOWHERE: it is zero; ELSEWHERE: it is in `seen`. Null where all are there. zeros: rows of
-// `kept` that are zero are counted.
+// gradient is a row of `kept`; NOWHERE: it is zero; ELSEWHERE: it is in `seen`. Null where each splat's is its own row of
+// `kept` or, without these, of `seen`. zeros: rows of `kept` that are zero are counted. waits: all wait for PART_REST.
 struct Sight {
     View view;
     Seen seen;
@@ -20,8 +20,11 @@ struct Sight {
     const int* places;
     const float4* kept;
     unsigned long long* zeros;
+    int waits;
 
-    __device__ int place_of(int64_t splat) const { return places == nullptr ? ELSEWHERE : __ldg(places + splat); }
+    __device__ int place_of(int splat) const {
+        return places != nullptr ? __ldg(places + splat) : kept != nullptr ? splat : ELSEWHERE;
+    }
 };
 
 // A group's splats in one view: bits of its rows, and the splat of the lowest.
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(THREADS) find_groups(Sight sight, int number, 
     // The splats of a group are neighbours: most of a warp's lanes have the same one or two.
     unsigned peers = __match_any_sync(having, group), bits = __reduce_or_sync(peers, 1u << (rows[i] % WARP));
     if (lane_index() == __ffs(peers) - 1) atomicOr(&own->rows, bits);
-    if (sight.places != nullptr && sight.places[i] == ELSEWHERE) step.waits()[group] = 1;
+    if (sight.places != nullptr ? sight.places[i] == ELSEWHERE : sight.waits) step.waits()[group] = 1;
     if (i == 0 || rows[i - 1] / WARP != group) own->first = static_cast<int>(i);
 }
 

@@ -2,8 +2,8 @@
 // bit; once these are counted, `make_splats` reads the visible rows whole. Splats are in the order of rows.
 #include <algorithm>
 
+#include "bin.cuh"
 #include "bounds.cuh"
-#include "footprint.cuh"
 #include "gaussian.cuh"
 #include "groups.cuh"
 #include "harmonics.cuh"
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(THREADS, CULL_PLACES) cull(View view, const fl
     int size = candidates.size(count), warps = gridDim.x * (THREADS / WARP);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         *visible.listed = size;
-        status[0] = status[1] = 0;
+        status[0] = status[1] = status[2] = 0;
     }
     int k = blockIdx.x * (THREADS / WARP) + warp_index();
     if (k >= size) return;
@@ -208,24 +208,27 @@ __device__ void colour_record(const View& view, const float* gaussian, int degre
 }
 
 // Where splats go: as many as there is room for. status[0]: how many there are; status[1]: how many of them are not
-// finite after all, whose colour only this kernel sees. overflow: set if there is no room for all; may be null.
+// finite after all, whose colour only this kernel sees; status[2]: of records that travel, tiles that they meet.
+// overflow: set if there is no room for all; may be null.
 struct Target {
     int64_t room;
     int64_t* rows;
-    int64_t* ids;  // null if nobody wants them
+    int64_t* ids;  // null if nobody wants them there
     float4* records;
     int64_t* status;
     int* overflow;
+    int travels;  // records have their ids in them
 };
 
-__device__ void write_record(const float (&record)[RECORD], float4* target) {
-    static_assert(RECORD_STRIDE == 12 && RECORD == 11, "a record is three words of 16 bytes");
+__device__ void write_record(const float (&record)[RECORD], float id, float4* target) {
+    static_assert(RECORD_STRIDE == 12 && RECORD == 11 && RECORD_ID == 11, "a record is three words of 16 bytes");
     target[0] = make_float4(record[0], record[1], record[2], record[3]);
     target[1] = make_float4(record[4], record[5], record[6], record[7]);
-    target[2] = make_float4(record[8], record[9], record[10], 0.f);
+    target[2] = make_float4(record[8], record[9], record[10], id);
 }
 
-// A warp makes the splats of a group: a lane has a row.
+// A warp makes the splats of a group: a lane has a row. TRAVELS: as of Target.
+template <bool TRAVELS>
 __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const float* parameters, const int64_t* ids,
                                                             int64_t count, int degree, Visible visible, Target target) {
     __shared__ __align__(16) float stages[STAGE_THREADS / WARP][GROUP_FLOATS];
@@ -235,7 +238,7 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
         target.status[0] = total;
         if (target.overflow != nullptr && total > target.room) *target.overflow = 1;
     }
-    int listed = *visible.listed, warps = gridDim.x * (STAGE_THREADS / WARP);
+    int listed = *visible.listed, warps = gridDim.x * (STAGE_THREADS / WARP), tiles = 0;
     // From the last group to the first: what culling read lately, and what binning reads first, is still in L2.
     for (int k = blockIdx.x * (STAGE_THREADS / WARP) + warp_index(); k < listed; k += warps) {
         int64_t group = visible.groups[listed - 1 - k], row = group * WARP + lane_index();
@@ -249,13 +252,14 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
         int64_t splat = visible.ends[group] - __popc(word) + __popc(word & ((1u << lane_index()) - 1));
         bool writes = seen && splat < target.room;
         bool names = writes && target.ids != nullptr;
-        int64_t id = names ? ids[row] : 0;
+        int64_t id = names || (TRAVELS && writes) ? ids[row] : 0;
         __pipeline_wait_prior(0);
         __syncwarp();
+        float record[RECORD] = {};
+        bool drawn = false;
         if (writes) {
-            float record[RECORD];
             const float* own = stage + lane_index() * PARAMETERS;
-            bool drawn = shape_record(view, own, record);
+            drawn = shape_record(view, own, record);
             colour_record(view, own, degree, record);
             for (int i = 0; i < 3; ++i) drawn = drawn && finite(record[RECORD_COLOUR + i]);
             if (!drawn) {
@@ -264,9 +268,16 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
             }
             target.rows[splat] = row;
             if (names) target.ids[splat] = id;
-            write_record(record, target.records + splat * (RECORD_STRIDE / 4));
+            float word = TRAVELS ? __int_as_float(static_cast<int>(id)) : 0.f;
+            write_record(record, word, target.records + splat * (RECORD_STRIDE / 4));
         }
+        if (TRAVELS) tiles += tiles_met(view, record, drawn);
         __syncwarp();
+    }
+    if (!TRAVELS) return;
+    tiles = __reduce_add_sync(ALL_LANES, tiles);
+    if (lane_index() == 0 && tiles > 0) {
+        atomicAdd(reinterpret_cast<unsigned long long*>(target.status + 2), static_cast<unsigned long long>(tiles));
     }
 }
 
@@ -274,7 +285,8 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
 static cudaError_t make(Queue queue, const View* view, const float* parameters, const int64_t* ids, int64_t count,
                         int degree, const Visible* visible, const Target* target) {
     int blocks = blocks_for(count, STAGE_THREADS);
-    make_splats<<<blocks, STAGE_THREADS, 0, queue.stream>>>(*view, parameters, ids, count, degree, *visible, *target);
+    auto kernel = target->travels ? make_splats<true> : make_splats<false>;
+    kernel<<<blocks, STAGE_THREADS, 0, queue.stream>>>(*view, parameters, ids, count, degree, *visible, *target);
     return cudaGetLastError();
 }
 
@@ -304,6 +316,6 @@ EXPORT int project_gaussians(Queue queue, const View* view, const ViewVolume* vo
 EXPORT int project_visible(Queue queue, const View* view, const float* parameters, const int64_t* ids, int64_t count,
                            int degree, const Visible* visible, const Target* target) {
     CHECK(cudaSetDevice(queue.device));
-    CHECK(cudaMemsetAsync(target->status, 0, 2 * sizeof(int64_t), queue.stream));
+    CHECK(cudaMemsetAsync(target->status, 0, 3 * sizeof(int64_t), queue.stream));
     return make(queue, view, parameters, ids, count, degree, visible, target);
 }

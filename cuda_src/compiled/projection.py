@@ -15,9 +15,12 @@ from cuda_src.compiled.bounds import volume_of
 from cuda_src.compiled.scratch import Scratch, scratch_for
 from cuda_src.compiled.seen import ALIGNMENT, SplatGradients
 from cuda_src.compiled.view import view_of
+from cuda_src.exchange import ids_in, row_words
 from cuda_src.operators import KernelSet, Room, Splats
 from cuda_src.workspace import Workspace
 
+_STATUS = 3
+"""Numbers of `Splats.live`."""
 _FIRST_ROOM = 8
 """A workspace's first view gets room for one Gaussian in so many, and grows if it sees more."""
 
@@ -46,6 +49,7 @@ class Target(ctypes.Structure):
         ("records", ctypes.c_void_p),
         ("status", ctypes.c_void_p),
         ("overflow", ctypes.c_void_p),
+        ("travels", ctypes.c_int),
     )
 
 
@@ -69,20 +73,21 @@ def project(
     room: Room | None = None,
     bounds: torch.Tensor | None = None,
     ids_by_row: bool = False,
+    into: torch.Tensor | None = None,
 ) -> Splats:
     """See `cuda_src.operators.project`. One read by the host, how many are visible; none with a room."""
     n = parameters.shape[0]
     if n == 0:
-        return _nothing(workspace, room, ids_by_row)
+        return _nothing(workspace, room, ids_by_row, into)
     parameters = parameters if parameters.data_ptr() % ALIGNMENT == 0 else parameters.clone()
 
     def prepared(most: int, room: Room | None) -> _Projection:
-        return _prepared(kernels, parameters, ids, camera, sh_degree, workspace, most, room, bounds, ids_by_row)
+        return _prepared(kernels, parameters, ids, camera, sh_degree, workspace, most, room, bounds, ids_by_row, into)
 
     if room is not None:
         key = (
             "project", view_of(kernels, camera), address(parameters), n, address(ids), sh_degree, room.splats,
-            address(room.overflow), address(bounds), ids_by_row,
+            address(room.overflow), address(bounds), ids_by_row, None if into is None else into.data_ptr(),
         )  # fmt: skip
         kept = workspace.kept(key, lambda: prepared(room.splats, room))
         kept.whole()
@@ -90,7 +95,7 @@ def project(
     most = max(workspace.capacity("project.rows", torch.int64), -(-n // _FIRST_ROOM))
     found = prepared(most, None)
     found.whole()
-    seen, undrawn = found.status.tolist()
+    seen, undrawn, _ = found.status.tolist()
     if seen > most:
         del found  # Or its memory would be held beside the larger one.
         found = prepared(seen, None)
@@ -120,6 +125,7 @@ def _prepared(
     room: Room | None,
     bounds: torch.Tensor | None,
     ids_by_row: bool,
+    into: torch.Tensor | None,
 ) -> _Projection:
     """For at most so many splats; their sizes are those of the room, if there is one."""
     n, device = parameters.shape[0], parameters.device
@@ -136,14 +142,15 @@ def _prepared(
         *(address(tensor) for tensor in (words, counts, ends, groups, listed, candidates)),
         scratch_for(all_groups, workspace),
     )
-    status = workspace.take("project.status", (2,), torch.int64)
+    status = workspace.take("project.status", (_STATUS,), torch.int64)
     rows = workspace.take("project.rows", (most,), torch.int64)
-    own_ids = None if ids_by_row else workspace.take("project.ids", (most,), torch.int64)
-    records = workspace.take("project.records", (most, layout.RECORD_STRIDE))
+    own_ids = None if ids_by_row or into is not None else workspace.take("project.ids", (most,), torch.int64)
+    records = workspace.take("project.records", (most, layout.RECORD_STRIDE)) if into is None else row_words(into)
     overflow = None if room is None else room.overflow
-    target = Target(most, *(address(tensor) for tensor in (rows, own_ids, records, status, overflow)))
+    target = Target(most, *(address(t) for t in (rows, own_ids, records, status, overflow)), into is not None)
     given = parameters, ids, count(n), sh_degree, ctypes.byref(visible), ctypes.byref(target)
-    splats = Splats(rows, ids if own_ids is None else own_ids, records[:, : layout.RECORD], ids_by_row=own_ids is None)
+    named = ids_in(records) if into is not None else ids if own_ids is None else own_ids
+    splats = Splats(rows, named, records[:, : layout.RECORD], ids_by_row=ids_by_row)
     return _Projection(
         splats if room is None else replace(splats, live=status, overflow=overflow),
         status,
@@ -152,14 +159,16 @@ def _prepared(
     )
 
 
-def _nothing(workspace: Workspace, room: Room | None, ids_by_row: bool) -> Splats:
+def _nothing(workspace: Workspace, room: Room | None, ids_by_row: bool, into: torch.Tensor | None) -> Splats:
     """The splats of no Gaussians."""
     most = 0 if room is None else room.splats
     none = workspace.take("project.ids", (most,), torch.int64)
-    records = workspace.take("project.records", (most, layout.RECORD_STRIDE))[:, : layout.RECORD]
+    records = into
+    if records is None:
+        records = workspace.take("project.records", (most, layout.RECORD_STRIDE))[:, : layout.RECORD]
     if room is None:
         return Splats(none, none, records, ids_by_row=ids_by_row)
-    status = workspace.zeros("project.status", (2,), torch.int64)
+    status = workspace.zeros("project.status", (_STATUS,), torch.int64)
     return Splats(none, none, records, status, room.overflow, ids_by_row)
 
 

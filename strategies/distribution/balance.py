@@ -10,7 +10,7 @@ import torch
 from cuda_src.camera import Camera
 from strategies.distribution.communicator import Communicator
 from strategies.distribution.cuts import Cuts
-from strategies.distribution.regions import Regions, Unit
+from strategies.distribution.regions import NO_VIEW_COST, Regions, Unit, ViewCost
 
 STAGE = "balance"
 _NANOSECONDS = 1e9
@@ -21,7 +21,7 @@ class Balance:
 
     unit: what a cut may not split. cost: of a tile, `measured` (its segment's seconds), `work` (what is counted of it)
     or `off` (constant). batches: False learns nothing from batches of at least as many views as ranks. view_work: what
-    a view costs a rank besides, where cost is `work`.
+    views cost besides, where cost is `work`.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class Balance:
         unit: Unit,
         cost: Literal["measured", "work", "off"],
         batches: bool = True,
-        view_work: float = 0.0,
+        view_work: ViewCost = NO_VIEW_COST,
     ) -> None:
         self._comm = comm
         self._cost = cost
         self._batches = batches
-        self._cuts = Cuts(comm.ranks, unit, view_work if cost == "work" else 0.0)
+        self._cuts = Cuts(comm.ranks, unit, view_work if cost == "work" else NO_VIEW_COST)
         self._timed: tuple[tuple[int, ...], Regions, Callable[[], float]] | None = None
 
     def cut(self, views: Sequence[int], cameras: Sequence[Camera]) -> Regions:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from cuda_src.camera import Camera
-from strategies.distribution.regions import Regions, Unit, cut_regions, largest_share
+from strategies.distribution.regions import NO_VIEW_COST, Regions, Unit, ViewCost, cut_regions, largest_share
 from strategies.distribution.tile_costs import TileCosts
 
 WORTH_A_CUT = 0.01
@@ -33,10 +33,9 @@ class _Lesson:
 
 
 class Cuts:
-    """One run of a batch's tiles a place. unit: what a cut may not split. view_cost: as of `cut_regions`, in the costs
-    that are learnt."""
+    """One run of a batch's tiles a place. unit: what a cut may not split. view_cost: in the costs that are learnt."""
 
-    def __init__(self, places: int, unit: Unit, view_cost: float = 0.0) -> None:
+    def __init__(self, places: int, unit: Unit, view_cost: ViewCost = NO_VIEW_COST) -> None:
         self._places = places
         self._view_cost = view_cost
         self._unit: Unit = unit
@@ -56,7 +55,7 @@ class Cuts:
             return last
         self._news.difference_update(views)
         costs = [torch.ones(c.tiles) for c in cameras] if even else self._costs.of(views, cameras)
-        view_cost = 0.0 if even or not self._costs.knows(views) else self._view_cost
+        view_cost = NO_VIEW_COST if even or not self._costs.knows(views) else self._view_cost
         best = cut_regions(cameras, costs, self._places, self._unit, view_cost)
         # What is known of a batch goes by its cuts, so they stay while others would hardly be better.
         if last is not None and last.cameras == best.cameras:

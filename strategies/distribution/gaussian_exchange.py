@@ -16,16 +16,14 @@ from cuda_src.exchange import (
     NO_HOLE,
     OVERFLOWED,
     OWN_SPLATS,
-    OWN_UNDRAWN,
-    ROUTE_COUNTS,
     SENT_GRADIENTS,
-    SENT_INSTANCES,
     SENT_RECORDS,
     Hole,
     keep_records,
     pack_gradients,
     pack_records,
     route_splats,
+    route_whole,
     sum_gradients,
     take_arrivals,
     take_flags,
@@ -38,8 +36,9 @@ from cuda_src.tape import act
 from cuda_src.workspace import Workspace
 from strategies.distribution.codec import CODECS, Incoming, Outgoing
 from strategies.distribution.codec import STAGE as RETURN_STAGE
-from strategies.distribution.communicator import Communicator, Pending, Terms
+from strategies.distribution.communicator import Communicator, Terms
 from strategies.distribution.inbox import Inbox
+from strategies.distribution.passage_counts import Counted, Told
 from strategies.distribution.passage_rooms import PassageRoom
 from strategies.distribution.turns import InTurns, Turns
 
@@ -78,6 +77,34 @@ class GaussianExchange:
         """Whether those of what went to no other rank are used where they lie, while the others' still cross."""
         return self.kernels.moves_at_once and self.comm.ranks > 1 and not self.codec.moves_own
 
+    def inbox(self, work: Workspace, room: PassageRoom) -> Inbox:
+        """Where records of a passage with that room come. Collective, in the same order on all ranks."""
+        real = self.kernels.dtype
+        return Inbox(self.comm, work, self.inbox_name, room.into(self.comm.rank), self.width, real, room.records)
+
+    def inbox_of(self, work: Workspace, come: Sequence[int]) -> Inbox:
+        """The same for so many rows from each rank, in memory that only this rank knows."""
+        return Inbox(self.comm, work, self.inbox_name, come, self.width, self.kernels.dtype)
+
+    @property
+    def inbox_name(self) -> str:
+        """Of its memory in a view's workspace."""
+        return "exchange.records" if self.in_place else "exchange.arrived"
+
+    def wire(self, work: Workspace, rows: int) -> torch.Tensor:
+        """What travels, [rows, width]."""
+        return work.take("exchange.wire", (rows, self.width), self.kernels.dtype)
+
+    def place_of(self, work: Workspace, room: PassageRoom, rank: int, inbox: Inbox) -> torch.Tensor:
+        """Where records of a view go that one rank renders whole, [n, RECORD]: its room but for the last row.
+
+        On the wire or, where that rank is this one, in the inbox. Only where records travel as kernels read them
+        (`in_place`).
+        """
+        to, own = room.to(self.comm.rank), self.comm.rank == rank
+        begin, rows = sum((room.into(rank) if own else to)[:rank]), inbox.memory if own else self.wire(work, sum(to))
+        return rows[begin : begin + to[rank] - 1, :RECORD]
+
     @property
     def zeros(self) -> int:
         return int(self.counted_zeros) - self.unused
@@ -86,40 +113,6 @@ class GaussianExchange:
         """Start a new window of the counters."""
         self.counted_zeros.zero_()
         self.records = self.unused = 0
-
-
-@dataclass(frozen=True)
-class Told:
-    """What all ranks' counts, [source, destination, ROUTE_COUNTS] on the host, say of one rank."""
-
-    counts: torch.Tensor
-    rank: int
-
-    @property
-    def visible(self) -> int:
-        """Its splats that are drawn."""
-        own = self.counts[self.rank, 0]
-        return int(own[OWN_SPLATS] - own[OWN_UNDRAWN])
-
-    @property
-    def instances(self) -> int:
-        """Tile instances of what arrives, among its tiles."""
-        return int(self.counts[:, self.rank, SENT_INSTANCES].sum())
-
-
-class Counted:
-    """All ranks' counts of a passage, on their way."""
-
-    def __init__(self, coming: Pending, ranks: int) -> None:
-        self._coming, self._ranks = coming, ranks
-        self._table: torch.Tensor | None = None
-
-    @property
-    def table(self) -> torch.Tensor:
-        """[source, destination, ROUTE_COUNTS] on the host, waited for when they are first asked for."""
-        if self._table is None:
-            self._table = self._coming.wait().cpu().view(self._ranks, self._ranks, ROUTE_COUNTS)
-        return self._table
 
 
 @dataclass(frozen=True)
@@ -169,15 +162,23 @@ class Passage:
         min_opacity: float = 0.0,
         stage: str = "exchange_forward",
         room: PassageRoom | None = None,
+        inbox: Inbox | None = None,
+        whole: int | None = None,
     ) -> None:
-        """splats: of this rank's Gaussians. owners: rank of each tile, [tiles] int32. min_opacity: of what is sent."""
+        """splats: of this rank's Gaussians. owners: rank of each tile, [tiles] int32. min_opacity: of what is sent.
+
+        inbox: where there is a room. whole: the rank that renders all of the view, where splats are in their place.
+        """
         self.splats, self.stage, self.room = splats, stage, room
-        self._exchange, self._work = exchange, workspace
+        self._exchange, self._work, self._inbox = exchange, workspace, inbox
         comm, kernels = exchange.comm, exchange.kernels
-        self._routing = route_splats(
-            kernels, splats, camera, owners, comm.ranks, workspace, depth_limit, min_opacity,
-            None if room is None else room.of(comm.rank),
-        )  # fmt: skip
+        rooms = None if room is None else room.of(comm.rank)
+        if whole is not None and rooms is not None:
+            self._routing = route_whole(kernels, splats, whole, workspace, rooms)
+        else:
+            self._routing = route_splats(
+                kernels, splats, camera, owners, comm.ranks, workspace, depth_limit, min_opacity, rooms
+            )
         if room is not None:
             self._to, self._from = room.to(comm.rank), room.into(comm.rank)
             self._pack(sum(self._to))
@@ -243,23 +244,21 @@ class Passage:
         if self.room is None:
             records = self.counts[:, :, SENT_RECORDS]
             self._to, self._from = records[comm.rank].tolist(), records[:, comm.rank].tolist()
-        sent, came, width = sum(self._to), sum(self._from), exchange.width
+        sent, came = sum(self._to), sum(self._from)
         self._batch, self._number = batch, len(batch.members)
         batch.members.append(_Member(work, self._to, self.room))
         self._hole = Hole(sum(self._from[: comm.rank]), self._to[comm.rank])
         self._places = None
-        if exchange.keeps_gradients:
+        if exchange.keeps_gradients and self._routing.whole is None:
             self._places = work.take("exchange.places", (self.splats.count,), torch.int32)
-        packed, real = sent <= self._wire.shape[0], self._wire.dtype
+        packed, known = sent <= self._wire.shape[0], True
         if not packed:
             self._pack(sent)
-        # Memory that was not there when the packing was queued may still be in use by what was queued since.
-        name = "exchange.records" if exchange.in_place else "exchange.arrived"
-        known, self._inbox = came * width <= work.capacity(name, real), None
         # On a CPU engines have memory of their own, which holds rows of one view.
-        if exchange.in_place or comm.device.type == "cuda" or self.room is not None:
-            table = None if self.room is None else self.room.records
-            self._inbox = Inbox(comm, work, name, self._from, width, real, table)
+        if self.room is None and (exchange.in_place or comm.device.type == "cuda"):
+            # Memory that was not there when the packing was queued may still be in use by what was queued since.
+            known = came * exchange.width <= work.capacity(exchange.inbox_name, self._wire.dtype)
+            self._inbox = exchange.inbox_of(work, self._from)
         self._arrived = take_arrivals(exchange.kernels, work, "exchange.records", came)
         return packed and known
 
@@ -344,14 +343,20 @@ class Passage:
     def kept_gradients(self) -> tuple[torch.Tensor, Kept]:
         """Where `collect` puts sums, from now on of what other ranks have a share of; and what is there already."""
         assert self._gradients is not None
-        assert self._places is not None
         self._some_kept = True
-        return self._total(), Kept(self._places, self._gradients, self._exchange.counted_zeros)
+        whole, rank, zeros = self._routing.whole, self._exchange.comm.rank, self._exchange.counted_zeros
+        if whole == rank:  # All are there, and nothing is to be summed.
+            rows = self._gradients[self._hole.first : self._hole.first + self.splats.count]
+            return rows, Kept(None, rows, zeros)
+        gradients = None if whole is not None else self._gradients
+        return self._total(), Kept(self._places, gradients, zeros)
 
     def collect(self) -> torch.Tensor:
         """Gradients of this rank's own splats, [V, GRADIENT], summed over the ranks that rendered them."""
         if not self._exchange.codec.moves_own:
             self._batch.back.wait(self._number)
+            if self._some_kept and self._routing.whole == self._exchange.comm.rank:
+                return self.kept_gradients()[0]
             return self._summed(self._batch.awaited[self._number].memory, self._some_kept)
         rows = self._work.take("exchange.sparse", (sum(self._to), SENT_GRADIENTS), self._exchange.kernels.dtype)
         act(lambda: _put(self._returning(), rows))
@@ -405,7 +410,7 @@ class Passage:
     def _pack(self, rows: int) -> None:
         """Records of the other ranks into a buffer of so many rows, as far as they reach."""
         exchange = self._exchange
-        self._wire = self._work.take("exchange.wire", (rows, exchange.width), exchange.kernels.dtype)
+        self._wire = exchange.wire(self._work, rows)
         pack_records(exchange.kernels, self.splats, self._routing, exchange.comm.rank, self._wire)
 
     def _total(self) -> torch.Tensor:

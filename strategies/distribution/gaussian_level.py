@@ -147,7 +147,7 @@ class GaussianLevel(GaussianPictures):
 
     @property
     def tensor_bytes(self) -> list[int]:
-        works = sum(w.peak_bytes for w in (*self.workspaces, self.shared))
+        works = sum(w.peak_bytes for w in self.all_workspaces)
         return [self.gaussians.bytes + works + self.exchange.codec.bytes + self.placed.bytes]
 
     def statistics(self) -> dict[str, float]:

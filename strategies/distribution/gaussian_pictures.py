@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import cycle
+from itertools import chain, cycle, islice
 from typing import TypeVar
 
 import torch
@@ -16,13 +16,13 @@ from strategies.base import Context, GaussianSource, ImageSource, Strategy
 from strategies.distribution.balance import Balance
 from strategies.distribution.exchange_options import ExchangeOptions
 from strategies.distribution.gaussian_exchange import GaussianExchange, Passage
-from strategies.distribution.image_gathering import gather_image
+from strategies.distribution.image_gathering import Gathering, gather_image
 from strategies.distribution.ownership import owned_ids
 from strategies.distribution.passage_rooms import PassageRoom, PassageRooms
 from strategies.distribution.placed_regions import PlacedRegionsKept
 from strategies.distribution.regions import Regions
 from strategies.distribution.segment_time import SegmentTime
-from strategies.distribution.share import Picture, Share
+from strategies.distribution.share import Pictures, Share
 from strategies.distribution.taped import Taped
 from strategies.distribution.tile_costs import tile_work
 from strategies.distribution.tile_lists import TileLists
@@ -59,12 +59,17 @@ class GaussianPictures(Strategy):
         self.occlusion = OcclusionHistory(ctx.training)
         # Hidden Gaussians are taken out of a view's splats by number, which the host must know.
         self.rooms = Rooms[int](self.device) if ctx.kernels.takes_rooms and not self.occlusion.on else None
-        # Of training, and of two pictures at a time: one that is too small leaves the other as it is.
+        # Of pictures that are under way at a time, and of those that follow.
+        together = min(ctx.batch, ctx.world.ranks)
+        more = [Workspace(self.device, f"picture {number}") for number in range(together - 1)]
+        self.picture_places = [self.shared, *more], self.workspaces[:together]
+        # Of training, and of either: a room that is too small leaves the others as they are.
         self.overflow, *self.picture_flags = torch.zeros((3, 1), dtype=torch.int32, device=self.device)
         if self.rooms is not None:
             self.overflow = self.rooms.overflow
         self.batch_rooms = PassageRooms()
-        self.taped = Taped((*self.workspaces, self.shared))
+        self.all_workspaces = (*self.workspaces, self.shared, *more)
+        self.taped = Taped(self.all_workspaces)
         self.placed = PlacedRegionsKept(ctx.world.rank, self.device)
         self.segment_time = SegmentTime(ctx.comm, options.balance == "measured")
         self.background = torch.tensor(ctx.training.background, dtype=ctx.kernels.dtype, device=self.device)
@@ -88,83 +93,99 @@ class GaussianPictures(Strategy):
         return picture
 
     def pictures(self, cameras: Iterable[Camera]) -> Iterator[torch.Tensor | None]:
-        """While a picture is composited the next one's records are on their way, and nobody waits for their counts."""
+        """As many at a time as a step has views, but not more than there are ranks: each may then render a whole one.
+
+        While some are composited the next ones' records are on their way, and nobody waits for their counts; images
+        cross to rank 0 meanwhile too.
+        """
         self.settle()
-        places = cycle(zip((self.shared, self.workspaces[0]), self.picture_flags, strict=True))
-        begun: Picture | None = None
-
-        def composite(picture: Picture) -> None:
-            self._composite([picture.share])
-
-        def depart(picture: Picture) -> None:
-            self._depart([picture.share])
-
+        places = cycle(zip(self.picture_places, self.picture_flags, strict=True))
+        every = iter(cameras)
+        batches = iter(lambda: tuple(islice(every, len(self.picture_places[0]))), ())
+        begun: Pictures | None = None
+        crossing: tuple[Pictures, list[Gathering]] | None = None
         try:
-            for camera in cameras:
-                following = self._begin_picture(camera, *next(places))
+            for batch in chain(batches, ((), ())):
+                following = self._begin_pictures(batch, *next(places)) if batch else None
                 if begun is not None:
-                    self._go_on("composite", begun, composite)
-                self._go_on("depart", following, depart)
+                    self._go_on("composite", begun, lambda these: self._composite(these.shares))
+                if following is not None:
+                    self._go_on("depart", following, lambda these: self._depart(these.shares, list_own=False))
                 done, begun = begun, following
-                if done is not None:
-                    yield self._finished(done)
+                before, crossing = crossing, None if done is None else self._gather(self._checked(done))
+                if before is not None:
+                    yield from self._gathered(*before)
+        finally:  # Nobody wants what is left; its memory is free once it is there.
             if begun is not None:
-                self._go_on("composite", begun, composite)
-                done, begun = begun, None
-                yield self._finished(done)
-        finally:
-            if begun is not None:  # Nobody wants it; its memory is free once it is there.
-                begun.share.passage.arrive()
+                for share in begun.shares:
+                    share.passage.arrive()
+            if crossing is not None:
+                self._gathered(*crossing)
 
-    def _begin_picture(self, camera: Camera, work: Workspace, flag: torch.Tensor, with_room: bool = True) -> Picture:
-        """Project and pack what others need of a picture."""
-        view = self._view_numbers.get(id(camera))
-        regions = self.balance.cut([-1 if view is None else view], [camera])
-        rooms = self._rooms_of([view], regions) if with_room and view is not None else None
-        flag.zero_()  # Of a picture before: counts say as much.
+    def _begin_pictures(
+        self, cameras: Sequence[Camera], works: Sequence[Workspace], flag: torch.Tensor, with_rooms: bool = True
+    ) -> Pictures:
+        """Project and pack what others need of some pictures."""
+        views = [self._view_numbers.get(id(camera)) for camera in cameras]
+        known = [view for view in views if view is not None]
+        regions = self.balance.cut([-1 if view is None else view for view in views], cameras)
+        rooms = self._rooms_of(known, regions) if with_rooms and len(known) == len(views) else None
+        flag.zero_()  # Of pictures before: counts say as much.
         degree = sh_degree(self.ctx.training, self._images_seen)
 
-        def begin() -> Share:
-            (share,) = self._embark([view], regions, [work], degree, rooms or (None,), flag=flag)
-            return share
+        def begin() -> tuple[Share, ...]:
+            return tuple(self._embark(views, regions, works[: len(views)], degree, rooms, flag=flag))
 
         if rooms is None or not self._tapes:
-            return Picture(regions, begin())
-        same = regions, work, self.gaussians, self.gaussians.bounds(self.ctx.kernels), *rooms
-        key = view, int(flag is self.picture_flags[1])
-        return Picture(regions, self.taped.do(("begin", *key), same, (degree,), begin), key)
+            return Pictures(regions, begin())
+        same = regions, *works, self.gaussians, self.gaussians.bounds(self.ctx.kernels), *rooms
+        key = *views, flag is self.picture_flags[1]
+        return Pictures(regions, self.taped.do(("begin", *key), same, (degree,), begin), key)
 
-    def _go_on(self, how: str, picture: Picture, do: Callable[[Picture], Made]) -> Made:
-        """The next thing to do for a picture, from its tape if it began from one."""
-        if picture.key is None:
-            return do(picture)
-        return self.taped.do((how, *picture.key), (picture.share,), (), lambda: do(picture))
+    def _go_on(self, how: str, pictures: Pictures, do: Callable[[Pictures], Made]) -> Made:
+        """The next thing to do for some pictures, from its tape if they began from one."""
+        if pictures.key is None:
+            return do(pictures)
+        return self.taped.do((how, *pictures.key), pictures.shares, (), lambda: do(pictures))
 
     @property
     def _tapes(self) -> bool:
         """Whether what comes again may be played: nobody looks at single stages."""
         return not (self.ctx.clock.watched or self.segment_time.wanted)
 
-    def _finished(self, picture: Picture) -> torch.Tensor | None:
-        """A picture that has been composited; once more, by exact counts, if any rank had too little room for it."""
-        share = picture.share
-        if share.room is not None:
-            share.passage.settle(share.passage.counted, returned=False)
-            if not share.room.holds(share.passage.counts):
-                picture = self._begin_picture(share.camera, share.work, share.overflow, with_room=False)
-                share = picture.share
-                self._depart([share])
-                self._composite([share])
-        if share.view is not None:
-            self._learn_rooms([share.view], picture.regions, [share])
-            self.balance.learn_work([share.view], picture.regions, [share.cost])
+    def _checked(self, pictures: Pictures) -> Pictures:
+        """Pictures that have been composited; once more, by exact counts, if any rank had too little room for one."""
+        shares, enough = pictures.shares, True
+        for share in shares:
+            if share.room is not None:
+                share.passage.settle(share.passage.counted, returned=False)
+                enough = enough and share.room.holds(share.passage.counts)
+        if not enough:
+            cameras, works = [share.camera for share in shares], [share.work for share in shares]
+            pictures = self._begin_pictures(cameras, works, shares[0].overflow, with_rooms=False)
+            shares = pictures.shares
+            self._depart(shares)
+            self._composite(shares)
+        views = [share.view for share in shares if share.view is not None]
+        if len(views) == len(shares):
+            self._learn_rooms(views, pictures.regions, shares)
+            self.balance.learn_work(views, pictures.regions, [share.cost for share in shares])
         self.segment_time.take()  # A forward alone is not what a step's seconds are compared with.
-        whole = self._go_on("gather", picture, self._gather)
-        return None if whole is None else whole.clamp(0, 1)
+        return pictures
 
-    def _gather(self, picture: Picture) -> torch.Tensor | None:
-        share = picture.share
-        return gather_image(self.comm, picture.regions, share.raster.colour, share.work)
+    def _gather(self, pictures: Pictures) -> tuple[Pictures, list[Gathering]]:
+        """Their images on their way to rank 0."""
+
+        def gather(these: Pictures) -> list[Gathering]:
+            images = [(share.number, share.raster.colour, share.work) for share in these.shares]
+            return [gather_image(self.comm, these.regions, *image) for image in images]
+
+        return pictures, self._go_on("gather", pictures, gather)
+
+    def _gathered(self, pictures: Pictures, coming: Sequence[Gathering]) -> list[torch.Tensor | None]:
+        """Those images."""
+        images = self._go_on("gathered", pictures, lambda _: [image.whole() for image in coming])
+        return [None if image is None else image.clamp(0, 1) for image in images]
 
     @property
     def visits_to_settle(self) -> int:
@@ -180,7 +201,7 @@ class GaussianPictures(Strategy):
         regions: Regions,
         works: Sequence[Workspace],
         degree: int,
-        rooms: Sequence[PassageRoom | None] = (None,),
+        rooms: Sequence[PassageRoom | None] | None = None,
         stage: str = "exchange_forward",
         flag: torch.Tensor | None = None,
     ) -> list[Share]:
@@ -188,11 +209,17 @@ class GaussianPictures(Strategy):
 
         Nobody waits: what the host does before `_depart` costs nothing as long as the device has this to do.
         """
+        rooms = [None] * len(views) if rooms is None else rooms
         placed, turns, shares = self.placed.of(regions), self._turns(regions, rooms), []
+        overflow = self.overflow if flag is None else flag
         for number, (view, camera, work, room) in enumerate(zip(views, regions.cameras, works, rooms, strict=True)):
             tiles, owners, limit = placed.tiles[number], placed.owners[number], regions.limit(number)
-            overflow = self.overflow if flag is None else flag
-            shares.append(Share(number, turns, view, camera, degree, tiles, owners, limit, work, room, overflow))
+            inbox = None if room is None else self.exchange.inbox(work, room)
+            in_place = room is not None and limit is None and self.min_opacity == 0 and self.exchange.in_place
+            whole = placed.whole[number] if in_place else None
+            shares.append(
+                Share(number, turns, view, camera, degree, tiles, owners, limit, work, room, overflow, whole, inbox)
+            )
         for number in turns.orders[self.comm.rank]:
             self._pack(shares[number], self._room(shares[number]), stage)
         for share in shares:
@@ -208,13 +235,13 @@ class GaussianPictures(Strategy):
         # How much returns of a view the host may have to ask for, view by view.
         return turns.returning_alike if self.exchange.codec.moves_own else turns
 
-    def _depart(self, shares: Sequence[Share]) -> None:
+    def _depart(self, shares: Sequence[Share], list_own: bool = True) -> None:
         """Start the exchanges of records: one view's cross while the next is still projected, and this rank's own are
-        listed."""
+        listed meanwhile, where list_own."""
         if shares[0].room is not None:
             with self.ctx.clock(shares[0].passage.stage):
                 Passage.depart_in_turns([share.passage for share in shares], shares[0].turns)
-            for share in shares:
+            for share in shares if list_own else ():
                 self._begin_list(share)
             return
         for share in shares:
@@ -236,8 +263,12 @@ class GaussianPictures(Strategy):
         """
         kernels, camera, work = self.ctx.kernels, share.camera, share.work
         with self.ctx.clock("project"):
-            rows, bounds = self.gaussians.parameters, self.gaussians.bounds(kernels)
-            splats = op.project(kernels, rows, self.gaussians.ids, camera, share.degree, work, room, bounds)
+            rows, ids, bounds = self.gaussians.parameters, self.gaussians.ids, self.gaussians.bounds(kernels)
+            into = None
+            if share.whole is not None and share.room is not None and share.inbox is not None:
+                into = self.exchange.place_of(work, share.room, share.whole, share.inbox)
+                room = op.Room(len(into), 0, share.overflow)
+            splats = op.project(kernels, rows, ids, camera, share.degree, work, room, bounds, into=into)
             if share.limit is not None:
                 anywhere = torch.zeros_like(share.owners)
                 shown = route_splats(kernels, splats, camera, anywhere, 1, work, share.limit).splats_to(0)
@@ -245,8 +276,9 @@ class GaussianPictures(Strategy):
                 splats = op.Splats(splats.rows[shown], splats.ids[shown], records)
         with self.ctx.clock(stage):
             share.passage = Passage(
-                self.exchange, splats, camera, share.owners, work, share.limit, self.min_opacity, stage, share.room
-            )
+                self.exchange, splats, camera, share.owners, work, share.limit, self.min_opacity, stage, share.room,
+                share.inbox, share.whole,
+            )  # fmt: skip
 
     def _room(self, share: Share) -> op.Room | None:
         """What the view's splats needed at its last visit, where kernels can make use of it."""
@@ -269,12 +301,12 @@ class GaussianPictures(Strategy):
         if own:
             with self.ctx.clock("bin"), self.segment_time.stage():
                 self._tile_lists(share, splats).begin(own)
+            share.begun = own
 
     def _list(self, share: Share) -> None:
         """Instances of this rank's tiles."""
-        begun = range(0) if share.room is None else share.passage.kept[1]
         with self.ctx.clock("bin"), self.segment_time.stage():
-            share.bins = self._tile_lists(share, share.splats).made(begun)
+            share.bins = self._tile_lists(share, share.splats).made(share.begun)
 
     def _tile_lists(self, share: Share, splats: op.Splats) -> TileLists:
         room = share.room

@@ -7,8 +7,9 @@ from functools import partial
 
 import torch
 
-from strategies.distribution.gaussian_exchange import Counted, Passage, Told
+from strategies.distribution.gaussian_exchange import Passage
 from strategies.distribution.host_copies import HostCopy
+from strategies.distribution.passage_counts import Counted, Told
 from strategies.distribution.passage_rooms import PassageRooms
 from strategies.distribution.regions import Regions
 from strategies.training.late_steps import Outcome, Plan, QueuedStep

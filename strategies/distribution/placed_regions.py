@@ -32,6 +32,11 @@ class PlacedRegions:
     def turns(self) -> Turns:
         return Turns.of(self.regions)
 
+    @cached_property
+    def whole(self) -> tuple[int | None, ...]:
+        """By view, the rank that renders all of it, if one does."""
+        return tuple(map(self.regions.whole, range(len(self.tiles))))
+
     @property
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (*self.tiles, *self.owners))

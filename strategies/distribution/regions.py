@@ -20,6 +20,18 @@ _HALVINGS = 30
 
 
 @dataclass(frozen=True)
+class ViewCost:
+    """What views cost besides their tiles. each: a rank, for every view of which it has any tile. cut: all ranks, where
+    any view is several ranks'."""
+
+    each: float = 0.0
+    cut: float = 0.0
+
+
+NO_VIEW_COST = ViewCost()
+
+
+@dataclass(frozen=True)
 class Regions:
     """Who renders which tiles of a batch, and how deep.
 
@@ -62,6 +74,11 @@ class Regions:
             first = last
         return parts
 
+    def whole(self, view: int) -> int | None:
+        """The rank that renders all tiles of the view; None where they are several ranks'."""
+        tiles = self.tiles[view + 1] - self.tiles[view]
+        return next((rank for rank in range(self.ranks) if len(self.segment(rank, view)) == tiles), None)
+
     @property
     def lengths(self) -> list[int]:
         """Tiles of the batch that each rank renders, by rank."""
@@ -90,11 +107,13 @@ class Regions:
         return pixels[: camera.height, : camera.width]
 
 
-def largest_share(regions: Regions, costs: torch.Tensor, view_cost: float = 0.0) -> float:
-    """Of the tiles' costs, [tiles of the batch], what the rank with most has. view_cost: as of `cut_regions`."""
-    views = [sum(1 for v in range(len(regions.cameras)) if regions.segment(r, v)) for r in range(regions.ranks)]
+def largest_share(regions: Regions, costs: torch.Tensor, view_cost: ViewCost = NO_VIEW_COST) -> float:
+    """Of the tiles' costs, [tiles of the batch], what the rank with most has, and what views cost it."""
+    every = range(len(regions.cameras))
+    views = [sum(1 for view in every if regions.segment(rank, view)) for rank in range(regions.ranks)]
     parts = costs.split(regions.lengths)
-    return max(float(part.sum()) + view_cost * n for part, n in zip(parts, views, strict=True))
+    largest = max(float(part.sum()) + view_cost.each * n for part, n in zip(parts, views, strict=True))
+    return largest + view_cost.cut * any(regions.whole(view) is None for view in every)
 
 
 def queued_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -103,28 +122,36 @@ def queued_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def cut_regions(
-    cameras: Sequence[Camera], costs: Sequence[torch.Tensor], ranks: int, unit: Unit, view_cost: float = 0.0
+    cameras: Sequence[Camera],
+    costs: Sequence[torch.Tensor],
+    ranks: int,
+    unit: Unit,
+    view_cost: ViewCost = NO_VIEW_COST,
 ) -> Regions:
     """Cut the batch where the prefix sum of cost passes k / ranks of its total.
 
-    costs: per view [tiles], any non-negative numbers; all zero counts as equal. view_cost: what each view that a rank
-    has any tile of costs it besides; where that is not nothing, cuts make the largest share least.
+    costs: per view [tiles], any non-negative numbers; all zero counts as equal. Where a view costs a rank something
+    besides, cuts make the largest share least.
     """
     tiles = [0]
     for camera in cameras:
         tiles.append(tiles[-1] + camera.tiles)
-    of_views = [torch.zeros(1, dtype=torch.int64)]
+    by_view = [torch.zeros(1, dtype=torch.int64)]
     for view, camera in enumerate(cameras):
         step = {"block": 1, "row": camera.tiles_x, "image": camera.tiles}[unit]
-        of_views.append(torch.arange(tiles[view] + step, tiles[view + 1] + 1, step))
-    borders = torch.cat(of_views)
+        by_view.append(torch.arange(tiles[view] + step, tiles[view + 1] + 1, step))
+    borders = torch.cat(by_view)
     cost = torch.cat([c.double() for c in costs])
     if not bool(cost.sum() > 0):
         cost = torch.ones_like(cost)
     before = torch.cat([torch.zeros(1, dtype=torch.float64), cost.cumsum(0)])[borders]
-    if view_cost > 0:
-        at = _least_cuts(before.numpy(), borders.numpy(), np.array(tiles), ranks, view_cost)
-        return Regions(tuple(cameras), tuple(tiles), tuple(borders[at].tolist()))
+    if view_cost.each > 0:
+        of_views = torch.isin(borders, torch.tensor(tiles))
+        found = []
+        for at, up_to in ((borders, before), (borders[of_views], before[of_views])):
+            least = at[_least_cuts(up_to.numpy(), at.numpy(), np.array(tiles), ranks, view_cost.each)]
+            found.append(Regions(tuple(cameras), tuple(tiles), tuple(least.tolist())))
+        return min(found, key=lambda regions: largest_share(regions, cost, view_cost))
     targets = torch.arange(1, ranks, dtype=torch.float64) * before[-1] / ranks
     # The border nearest to each target, so that a unit that holds a target goes to the side that has more of it.
     above = torch.searchsorted(before, targets).clamp(1, len(borders) - 1)
@@ -134,7 +161,7 @@ def cut_regions(
 
 
 def _least_cuts(before: np.ndarray, borders: np.ndarray, tiles: np.ndarray, ranks: int, view_cost: float) -> list[int]:
-    """Which borders to cut at, [ranks + 1], so that the largest share is least.
+    """Which borders to cut at, [ranks + 1], so that the largest share is least. view_cost: `ViewCost.each`.
 
     before: cost of all tiles before each border, [n]. tiles: where each view begins, and the end.
     """

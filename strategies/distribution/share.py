@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from cuda_src.camera import Camera
 from cuda_src.tape import act
 from cuda_src.workspace import Workspace
 from strategies.distribution.gaussian_exchange import Passage
+from strategies.distribution.inbox import Inbox
 from strategies.distribution.passage_rooms import PassageRoom
 from strategies.distribution.regions import Regions
 from strategies.distribution.turns import Turns
@@ -23,8 +24,10 @@ class Share:
 
     number: its place in the batch. turns: of that. view: its number in the scene, None for one without. degree: of the
     harmonics. tiles: this rank's, [k] int32, and owners: the rank of every tile, [tiles] int32, on the device. limit:
-    greatest depth of each tile. room: of its passage; None where the host reads counts. overflow: its flag. truth: its
-    photograph, [H, W, 3] uint8, and mask. splats: that arrived. loss, 0-d, and cost, [k]: of its tiles.
+    greatest depth of each tile. room: of its passage; None where the host reads counts. overflow: its flag. whole: the
+    rank that renders all of the view, where its records go there without being packed. inbox: where records of a
+    passage with a room come. truth: its photograph, [H, W, 3] uint8, and mask. splats: that arrived. begun: those of
+    them that were listed before the others came. loss, 0-d, and cost, [k]: of its tiles.
     """
 
     number: int
@@ -38,9 +41,12 @@ class Share:
     work: Workspace
     room: PassageRoom | None
     overflow: torch.Tensor
+    whole: int | None
+    inbox: Inbox | None
     truth: tuple[torch.Tensor, torch.Tensor | None] = field(init=False)
     passage: Passage = field(init=False)
     splats: op.Splats = field(init=False)
+    begun: range = field(default=range(0), init=False)
     bins: op.Bins = field(init=False)
     raster: op.Raster = field(init=False)
     loss: torch.Tensor = field(init=False)
@@ -56,9 +62,9 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A view that is only rendered. key: of its tapes; None where it is done without."""
+class Pictures:
+    """Views of a batch that are only rendered. key: of their tapes; None where they are done without."""
 
     regions: Regions
-    share: Share
-    key: tuple[int | None, int] | None = None
+    shares: tuple[Share, ...]
+    key: tuple[Hashable, ...] | None = None

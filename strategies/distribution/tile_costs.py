@@ -9,14 +9,15 @@ import torch.nn.functional as F
 
 from cuda_src.camera import TILE, Camera
 from cuda_src.operators import Bins, KernelSet, Raster
-from strategies.distribution.regions import Regions
+from strategies.distribution.regions import NO_VIEW_COST, Regions, ViewCost
 
 INSTANCE_WORK = 128
 """What an instance takes beside its contributors, in these: to be listed, sorted and brought to the pixels."""
 PIXEL_WORK = 64
 """What a pixel takes without any: clearing and the loss."""
-VIEW_WORK = 1.2e8
-"""What a view takes a rank's GPU besides: launches too small for it, pictures that are cleared. Estimated, not measured
+VIEW_WORK, CUT_WORK = 1.2e8, 1.6e8
+"""What a view takes a rank's GPU besides: launches too small for it, pictures that are cleared. And what it takes all
+of them that a view is cut: its splats have routes, and ranks meet over its halo. Estimated, not measured
 (cuda_src/compiled/NOTES.md)."""
 
 
@@ -37,9 +38,9 @@ def work_of(contributors: torch.Tensor, bins: Bins) -> torch.Tensor:
     return contributors + INSTANCE_WORK * bins.starts.diff() + PIXEL_WORK * TILE * TILE
 
 
-def view_work(kernels: KernelSet) -> float:
-    """What each view that a rank has any tile of costs it besides, in contributors; nothing to speak of on a CPU."""
-    return VIEW_WORK if kernels.backend == "compiled" else 0.0
+def view_work(kernels: KernelSet) -> ViewCost:
+    """What views cost besides their tiles, in contributors; nothing to speak of on a CPU."""
+    return ViewCost(VIEW_WORK, CUT_WORK) if kernels.backend == "compiled" else NO_VIEW_COST
 
 
 class TileCosts:

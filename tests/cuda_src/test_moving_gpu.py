@@ -229,6 +229,31 @@ def test_what_no_other_rank_has_a_share_of_moves_first_and_the_rest_as_it_would_
     assert 0 < int(zeros) == zero_rows
 
 
+@pytest.mark.parametrize("kept", [(True,), (False,), (True, False), (False, True, True)])
+def test_views_that_one_rank_renders_whole_have_all_their_gradients_there_or_elsewhere(parity, kernels, device, kept):
+    view = parity.view(5, gaussians=901)
+    model = Model.of(view, device)
+    views, alone, zeros = [], [], torch.zeros(1, dtype=torch.int64, device=device)
+    waits, zero_rows = torch.zeros(-(-len(model.ids) // 32), dtype=torch.bool, device=device), 0
+    for i, own in enumerate(kept):
+        seen = seen_by(kernels, model, turned(view.camera, 25.0 * i, 0.5 * i), 3, i)
+        alone.append(seen)
+        views.append(replace(seen, kept=op.Kept(None, seen.gradients if own else None, zeros)))
+        zero_rows += int((~seen.gradients.any(dim=1)).sum()) * own
+        if not own:
+            waits[seen.splats.rows // 32] = True
+    waits = waits.repeat_interleave(32)[: len(model.ids)]
+    whole, parts, work = model.tables(), model.tables(), Workspace(device)
+    pace = op.Pace(model.rates, IMAGES_SEEN)
+    op.project_backward_adam(kernels, *whole, alone, 3, Workspace(device), pace)
+    for part_of, moved in (("find", torch.zeros_like(waits)), ("own", ~waits), ("rest", torch.ones_like(waits))):
+        op.project_backward_adam(kernels, *parts, views, 3, work, pace, part=part_of)
+        for table, all_moved, before in zip(parts, whole, model.tables(), strict=True):
+            assert torch.equal(table[moved], all_moved[moved])
+            assert torch.equal(table[~moved], before[~moved])
+    assert int(zeros) == zero_rows
+
+
 @pytest.mark.parametrize("rows", ["visible", "touched"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_step_that_sees_nothing_moves_nothing(parity, kernels, device, batch, rows):

@@ -42,7 +42,7 @@ def test_with_room_enough_everything_is_as_without(parity, kernels, device, over
     splats, bins = listed(kernels, view, device, Workspace(device))
     work, count, instances = worn(parity, kernels, device), splats.count, bins.instances
     own, lists = listed(kernels, view, device, work, Room(max(1, count + extra), max(1, instances + extra), overflow))
-    assert own.live.tolist() == [count, 0]
+    assert own.live.tolist() == [count, 0, 0]
     assert lists.needed.tolist() == [count, 0, instances, 0]
     assert own.count == max(1, count + extra)
     for name in ("rows", "ids", "records"):

@@ -61,14 +61,12 @@ def anywhere(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.Tensor, "device", GPU)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    found: list[int] = [
-        0,
-        0,
-    ]  # What the host reads of a view that it counts: splats, of two words alone, and instances.
+    # What the host reads of a view that it counts: splats, of three words alone, and instances.
+    found: list[int] = [0, 0]
     read = torch.Tensor.tolist
 
     def answer(self: torch.Tensor) -> list[int]:
-        return [found[self.untyped_storage().nbytes() > 16], 0] if self.is_meta else read(self)
+        return [found[self.untyped_storage().nbytes() > 24], 0, 0] if self.is_meta else read(self)
 
     monkeypatch.setattr(torch.Tensor, "tolist", answer)
     monkeypatch.setattr(torch.Tensor, "__int__", lambda self: found[1])

@@ -12,6 +12,7 @@ import torch
 from cuda_src import layout
 from cuda_src.operators import KernelSet
 from strategies.base import World
+from strategies.distribution import gaussian_exchange
 from strategies.distribution.communicator import Communicator, LocalCommunicator
 from strategies.distribution.gaussian_exchange import BACKWARD_BYTES, FORWARD_BYTES, Passage
 from strategies.distribution.virtual import VirtualWorld
@@ -49,7 +50,17 @@ def by_id(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return rows[torch.argsort(ids)]
 
 
-def oracle_steps(scene, steps: int, batch: int, training: Training):
+def alike(scene):
+    """The scene with images of one size: a batch of as many views as ranks then is cut between its views."""
+    generator = torch.Generator().manual_seed(5)
+    scene.cameras = [replace(camera, width=56, height=48) for camera in scene.cameras]
+    scene.images.images = [
+        torch.randint(0, 256, (48, 56, 3), dtype=torch.uint8, generator=generator) for _ in scene.cameras
+    ]
+    return scene
+
+
+def oracle_steps(scene, steps: int, batch: int, training: Training, shuffle: bool = True):
     """Of every step of `single`: parameters before it by id, gradients, image of a camera and loss."""
     context = scene.context(kernels(), training, batch)
     device = torch.device("cuda", 0)
@@ -58,7 +69,7 @@ def oracle_steps(scene, steps: int, batch: int, training: Training):
         replace(context, world=World.alone(device), comm=LocalCommunicator(device)), scene.source, scene.images,
         SingleOptions(),
     )  # fmt: skip
-    order, told = ViewQueue(range(len(scene.cameras)), seed=3), []
+    order, told = ViewQueue(range(len(scene.cameras)), seed=3, shuffle=shuffle), []
     for step in range(steps):
         gaussians = single.gaussians
         start = by_id(gaussians.ids, gaussians.parameters).clone()
@@ -76,14 +87,15 @@ def check(
     steps: int = 12,
     training: Training = EXACT,
     before: Callable[[Grendel, int], None] = lambda strategy, step: None,
+    shuffle: bool = True,
     **options,
 ) -> list[Grendel]:
     """Strategies by rank; every step starts from the oracle's parameters and has its gradients, image and loss."""
-    told = oracle_steps(images_on_gpu(scene), steps, batch, training)
+    told = oracle_steps(images_on_gpu(scene), steps, batch, training, shuffle)
     losses = torch.zeros(steps, dtype=torch.float64)
 
     def rank_main(comm: Communicator) -> Grendel:
-        strategy, order = Grendel(), ViewQueue(range(len(scene.cameras)), seed=3)
+        strategy, order = Grendel(), ViewQueue(range(len(scene.cameras)), seed=3, shuffle=shuffle)
         strategy.setup(
             scene.context(kernels(), training, batch, comm), scene.source, scene.images, GrendelOptions(**options)
         )
@@ -112,6 +124,42 @@ def check(
 def test_gradients_images_and_losses_equal_single_from_the_same_parameters(make_scene, ranks, batch, unit):
     strategies = check(make_scene(count=COUNT), ranks, batch, unit=unit)
     assert sum(strategy.gaussians.count for strategy in strategies) == COUNT
+
+
+@pytest.fixture
+def rendered_whole(monkeypatch) -> list[int]:
+    """By passage of a view that one rank renders whole, that rank."""
+    told, route = [], gaussian_exchange.route_whole
+
+    def routed(kernels, splats, rank, *rest):
+        told.append(rank)
+        return route(kernels, splats, rank, *rest)
+
+    monkeypatch.setattr(gaussian_exchange, "route_whole", routed)
+    return told
+
+
+@pytest.mark.parametrize("codec", ["dense", "bitmap"])
+@pytest.mark.parametrize(("ranks", "batch"), [(2, 2), (3, 4), (4, 4)])
+def test_views_that_one_rank_renders_whole_are_as_any_others(make_scene, rendered_whole, ranks, batch, codec):
+    options = {"balance": "off", "unit": "image"} if ranks == 3 else {"balance": "off"}
+    check(alike(make_scene(count=COUNT)), ranks, batch, shuffle=False, codec=codec, **options)
+    assert set(rendered_whole) == set(range(ranks))
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_room_of_a_whole_view_that_is_too_small_is_made_good(make_scene, rendered_whole, column):
+    def shrink(strategy: Grendel, step: int) -> None:
+        if step != 8:
+            return
+        for views, known in list(strategy.batch_rooms._known.items()):
+            counts = [of_view.clone() for of_view in known.counts]
+            for of_view in counts:
+                of_view[1, :, column] = 0
+            strategy.batch_rooms.learn(views, SimpleNamespace(cuts=known.cuts), counts)
+
+    check(alike(make_scene(count=COUNT)), 2, 2, shuffle=False, before=shrink, balance="off")
+    assert rendered_whole
 
 
 @pytest.mark.parametrize("codec", ["bitmap", "index"])
@@ -252,9 +300,10 @@ def test_ledger_payload_is_the_same_as_with_kernels_that_read_every_size(make_sc
     assert torch.equal(compiled["exchange_loss"], portable["exchange_loss"])
 
 
+@pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_pictures_of_views_seen_before_are_those_of_single(make_scene, ranks):
-    scene = images_on_gpu(make_scene(count=COUNT))
+def test_pictures_of_views_seen_before_are_those_of_single(make_scene, ranks, batch):
+    scene = images_on_gpu(alike(make_scene(count=COUNT)))
     device, context = torch.device("cuda", 0), scene.context(kernels(), EXACT)
     single = Single()
     single.setup(
@@ -265,8 +314,8 @@ def test_pictures_of_views_seen_before_are_those_of_single(make_scene, ranks):
 
     def rank_main(comm: Communicator) -> list[list[torch.Tensor | None]]:
         strategy = Grendel()
-        strategy.setup(scene.context(kernels(), EXACT, 1, comm), scene.source, scene.images, GrendelOptions())
-        return [list(strategy.pictures(scene.cameras)) for _ in range(3)]
+        strategy.setup(scene.context(kernels(), EXACT, batch, comm), scene.source, scene.images, GrendelOptions())
+        return [list(strategy.pictures(scene.cameras)) for _ in range(8)]
 
     for pictures in VirtualWorld(ranks).run(rank_main, "cuda:0")[0]:
         for mine, other in zip(pictures, expected, strict=True):

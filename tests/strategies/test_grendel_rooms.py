@@ -335,20 +335,20 @@ def test_exchanges_by_themselves_are_those_of_a_step_with_rooms_and_training_goe
     assert [strategy.exact_steps for strategy in made.strategies] == [4] * 2
 
 
-def set_up(scene, comm) -> Counted:
+def set_up(scene, comm, batch: int = 1) -> Counted:
     """For pictures."""
     strategy = Counted()
-    context = scene.context(KernelSet("roomy"), Training(sh_every=0), 1, comm)
+    context = scene.context(KernelSet("roomy"), Training(sh_every=0), batch, comm)
     strategy.setup(context, scene.source, scene.images, GrendelOptions(balance="off"))
     return strategy
 
 
-def drawn(make, scene, ranks: int, visits: int, spoil=lambda strategy, visit: None):
+def drawn(make, scene, ranks: int, visits: int, spoil=lambda strategy, visit: None, batch: int = 1):
     """By visit, the pictures that rank 0 gives of all cameras, in order; the strategies and ledgers by rank."""
     make("roomy")
 
     def rank_main(comm):
-        strategy = set_up(scene, comm)
+        strategy = set_up(scene, comm, batch)
         given = []
         for visit in range(visits):
             spoil(strategy, visit)
@@ -367,31 +367,36 @@ def expected_pictures(scene) -> list[torch.Tensor]:
     return list(single.pictures(scene.cameras))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("ranks", "batch", "together"),
+    [(1, 1, [(0,), (1,), (2,), (3,)]), (2, 1, [(0,), (1,), (2,), (3,)]), (3, 1, [(0,), (1,), (2,), (3,)]),
+     (1, 2, [(0,), (1,), (2,), (3,)]), (2, 3, [(0, 1), (2, 3)]), (3, 3, [(0, 1, 2), (3,)])],
+)  # fmt: skip
 def test_pictures_of_views_seen_before_wait_for_no_counts_and_are_those_of_single(
-    kernels_with_rooms, make_scene, ranks
+    kernels_with_rooms, make_scene, ranks, batch, together
 ):
     scene = make_scene()
-    given, strategies, comms = drawn(kernels_with_rooms, scene, ranks, visits=3)
+    given, strategies, comms = drawn(kernels_with_rooms, scene, ranks, visits=3, batch=batch)
     for pictures in given:
         for mine, other in zip(pictures, expected_pictures(scene), strict=True):
             assert torch.allclose(mine, other, atol=1e-5)
     for strategy in strategies:
-        assert strategy.batch_rooms._known.keys() == {(view,) for view in range(4)}
+        assert strategy.batch_rooms._known.keys() == set(together)
     # Rows that held nothing are no payload: three visits of equal bytes.
     for comm in comms:
         assert all(int(n) % (3 * 44) == 0 for n in comm.ledger.payload["exchange_forward"].flatten())
         assert "exchange_backward" not in comm.ledger.payload
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("views", [[0, 1, 2, 3], [2, 2, 2], [1, 3, 1, 3, 3]])
-def test_pictures_are_played_from_tapes_also_of_one_view_again_and_again(kernels_with_rooms, make_scene, views):
+def test_pictures_are_played_from_tapes_also_of_one_view_again_and_again(kernels_with_rooms, make_scene, views, batch):
     """Gaussians move between two visits: a tape that missed something would give the picture of before."""
     kernels_with_rooms("roomy")
     scene, visits = make_scene(), 12
 
     def rank_main(comm):
-        strategy = set_up(scene, comm)
+        strategy = set_up(scene, comm, batch)
         given = []
         for visit in range(visits):
             if visit == visits - 1:
@@ -400,7 +405,7 @@ def test_pictures_are_played_from_tapes_also_of_one_view_again_and_again(kernels
         return given, strategy.taped.played
 
     (given, played), (_, others) = VirtualWorld(2).run(rank_main)
-    assert min(played, others) > 3 * len(views)
+    assert min(played, others) > 3 * len(views) // batch
     scene.source.parameters[:, layout.SH_DC] *= 0.5
     expected = expected_pictures(scene)
     for view, picture in zip(views, given, strict=True):
@@ -426,9 +431,14 @@ def test_a_picture_with_too_little_room_on_one_rank_is_drawn_again_before_it_is_
             assert torch.allclose(mine, other, atol=1e-5)
 
 
-def test_a_picture_that_nobody_waits_for_leaves_the_next_ones_right(kernels_with_rooms, make_scene):
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_picture_that_nobody_waits_for_leaves_the_next_ones_right(kernels_with_rooms, make_scene, batch):
     scene = make_scene()
-    given, _, _ = drawn(kernels_with_rooms, scene, 2, 2, lambda strategy, visit: next(strategy.pictures(scene.cameras)))
+
+    def first_only(strategy: Grendel, visit: int) -> None:
+        next(strategy.pictures(scene.cameras))
+
+    given, _, _ = drawn(kernels_with_rooms, scene, 2, 2, first_only, batch)
     for mine, other in zip(given[1], expected_pictures(scene), strict=True):
         assert torch.allclose(mine, other, atol=1e-5)
 

@@ -80,8 +80,8 @@ def test_every_strategy_renders_on_as_many_gpus_as_there_are(monkeypatch, gpus):
     able = {(name, p.cell.ranks) for name, cells in found.items() for p in cells if p.cell.ranks > 1 and not p.skip}
     several = ("grendel", "splaxel", "bytesplat", "unified")
     assert able == {(name, ranks) for name in several for ranks in (2, 4, 8) if ranks <= gpus}
-    alone = {p.cell.scene for p in found["single"]}
-    assert all(p.cell.scene in alone and p.cell.batch == 1 for name in several for p in found[name])
+    alone = {(p.cell.scene, p.cell.batch) for p in found["single"]}
+    assert all((p.cell.scene, p.cell.batch) in alone for name in several for p in found[name])
 
 
 def test_without_the_package_its_rows_are_skipped_and_say_how_to_get_it(monkeypatch):

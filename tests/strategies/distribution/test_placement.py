@@ -20,7 +20,7 @@ from strategies.distribution.communicator import Communicator, LocalCommunicator
 from strategies.distribution.halo import SSIM_HALO, HaloExchange, halo_of_regions
 from strategies.distribution.migration import migrate
 from strategies.distribution.ownership import dealt_owners, kdtree_ids, owned_ids
-from strategies.distribution.regions import Regions, cut_regions, largest_share
+from strategies.distribution.regions import Regions, ViewCost, cut_regions, largest_share
 from strategies.distribution.virtual import VirtualWorld
 from strategies.gaussians import Gaussians
 from strategies.morton import morton_codes, morton_order
@@ -127,15 +127,17 @@ def test_the_halo_of_a_run_of_tiles_is_that_of_its_pixels(halo_of_pixels, sizes,
         assert torch.equal(owners.long(), regions.owner(view))
 
 
-def shares(regions: Regions, costs: list[torch.Tensor], view_cost: float) -> list[float]:
-    """What each rank has, each view that it has any tile of included."""
+def shares(regions: Regions, costs: list[torch.Tensor], view_cost: ViewCost) -> list[float]:
+    """What each rank has, with what views cost it."""
+    cut = any(len(regions.owner(view).unique()) > 1 for view in range(len(costs)))
     of_ranks = []
     for rank in range(regions.ranks):
         parts = [
             cost[regions.segment(rank, view).start : regions.segment(rank, view).stop]
             for view, cost in enumerate(costs)
         ]
-        of_ranks.append(sum(float(part.sum()) + view_cost * (len(part) > 0) for part in parts))
+        of_views = sum(float(part.sum()) + view_cost.each * (len(part) > 0) for part in parts)
+        of_ranks.append(of_views + view_cost.cut * cut)
     return of_ranks
 
 
@@ -149,23 +151,34 @@ def shares(regions: Regions, costs: list[torch.Tensor], view_cost: float) -> lis
 def test_where_views_cost_something_the_largest_share_is_the_least_there_is(sizes, ranks, view_cost, seed):
     cameras, generator = [camera(*s) for s in sizes], torch.Generator().manual_seed(seed)
     costs = [torch.rand(c.tiles, generator=generator) for c in cameras]
-    regions = cut_regions(cameras, costs, ranks, "block", view_cost)
+    cost = ViewCost(view_cost)
+    regions = cut_regions(cameras, costs, ranks, "block", cost)
     total = sum(c.tiles for c in cameras)
     assert (regions.cuts[0], regions.cuts[-1]) == (0, total)
     every = itertools.combinations_with_replacement(range(total + 1), ranks - 1)
-    least = min(max(shares(replace(regions, cuts=(0, *cuts, total)), costs, view_cost)) for cuts in every)
-    largest = max(shares(regions, costs, view_cost))
+    least = min(max(shares(replace(regions, cuts=(0, *cuts, total)), costs, cost)) for cuts in every)
+    largest = max(shares(regions, costs, cost))
     assert largest == pytest.approx(least, rel=1e-6)
-    assert largest_share(regions, torch.cat(costs), view_cost) == pytest.approx(largest)
+    assert largest_share(regions, torch.cat(costs), cost) == pytest.approx(largest)
 
 
 def test_views_that_cost_almost_as_much_stay_whole_where_beginning_one_costs_more():
     cameras = [camera(64, 64)] * 2
     costs = [torch.full((16,), 1.0), torch.full((16,), 1.2)]
     assert cut_regions(cameras, costs, 2, "block").cuts == (0, 17, 32)
-    assert cut_regions(cameras, costs, 2, "block", view_cost=3.0).cuts == (0, 16, 32)
+    assert cut_regions(cameras, costs, 2, "block", ViewCost(3.0)).cuts == (0, 16, 32)
     costs[1] *= 3
-    assert cut_regions(cameras, costs, 2, "block", view_cost=3.0).cuts[1] > 16
+    assert cut_regions(cameras, costs, 2, "block", ViewCost(3.0)).cuts[1] > 16
+
+
+@pytest.mark.parametrize(("more", "cut"), [(4.0, False), (12.0, False), (20.0, True)])
+def test_a_batch_stays_whole_until_cutting_it_saves_more_than_it_costs(more, cut):
+    """Cut, the rank with most has half of the difference less, half of what a view costs and what a cut costs more."""
+    cameras, cost = [camera(64, 64)] * 2, ViewCost(1.0, 6.0)
+    costs = [torch.full((16,), 10.0), torch.full((16,), 10.0 + more / 16)]
+    regions = cut_regions(cameras, costs, 2, "block", cost)
+    assert (regions.whole(0), regions.whole(1)) == ((0, None) if cut else (0, 1))
+    assert largest_share(regions, torch.cat(costs), cost) == pytest.approx(max(shares(regions, costs, cost)))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
