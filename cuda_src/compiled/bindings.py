@@ -22,6 +22,8 @@ MOST_RECORDED = 2048
 """Graphs at a time, some 10 KB each and six for each of a few hundred views; further launches stay as they are."""
 _CALLER_RECORDS = 900
 """What `replay` returns where its stream is being recorded: cudaErrorStreamCaptureUnsupported."""
+_INTS = 1 << 31
+"""Numbers below it, and from its negative on, are ints of C."""
 
 
 class Queue(ctypes.Structure):
@@ -64,6 +66,11 @@ class Launch:
             raise ValueError(f"compiled kernels work on CUDA tensors, not on {device}")
         self._function = function
         self._device = device
+        for argument in arguments:
+            if isinstance(argument, int) and not -_INTS <= argument < _INTS:
+                raise ValueError(
+                    f"{function}: expected 32 bits, got {argument}: sizes take `count`, addresses c_void_p"
+                )
         self._own = _declared(function, arguments)
         self._arguments = tuple(address(a) if isinstance(a, torch.Tensor) else a for a in arguments)
 

@@ -154,7 +154,7 @@ def route_whole(kernels: KernelSet, splats: Splats, rank: int, workspace: Worksp
             tuple(accumulate(rooms.rows)), rooms.instances,
         )  # fmt: skip
         routing = RoomyRouting(splats.rows[:0], counts, ends, rooms.rows, splats.overflow, rank, plain)
-        return routing, Launch("route_whole", device, address(splats.live), _routes(plain), counts)
+        return routing, Launch("route_whole", device, splats.live, _routes(plain), counts)
 
     key = "route_whole", address(splats.live), splats.count, address(splats.overflow), rank, rooms
     routing, launch = workspace.kept(key, prepared)

@@ -175,3 +175,9 @@ def test_only_cuda_tensors_are_launched_on(library):
     with pytest.raises(ValueError, match="contiguous CUDA tensor"):
         Launch("work", GPU, torch.zeros(3))
     assert library.calls == []
+
+
+@pytest.mark.parametrize("number", [1 << 31, -(1 << 31) - 1, 0x7F1200000000])
+def test_numbers_that_32_bits_do_not_hold_are_refused_and_not_cut_off(library, number):
+    with pytest.raises(ValueError, match=f"work: expected 32 bits, got {number}"):
+        Launch("work", GPU, number)

@@ -238,7 +238,9 @@ def test_views_that_one_rank_renders_whole_have_all_their_gradients_there_or_els
     for i, own in enumerate(kept):
         seen = seen_by(kernels, model, turned(view.camera, 25.0 * i, 0.5 * i), 3, i)
         alone.append(seen)
-        views.append(replace(seen, kept=op.Kept(None, seen.gradients if own else None, zeros)))
+        rows = torch.zeros(seen.splats.count, layout.GRADIENT_STRIDE, device=device)[:, : layout.GRADIENT]
+        rows.copy_(seen.gradients)
+        views.append(replace(seen, gradients=rows, kept=op.Kept(None, rows if own else None, zeros)))
         zero_rows += int((~seen.gradients.any(dim=1)).sum()) * own
         if not own:
             waits[seen.splats.rows // 32] = True
