@@ -286,8 +286,11 @@ def sum_gradients(
 ) -> None:
     """By splat: the sum over ranks of its gradients, rank after rank, so that it has the same bits each time.
 
+
     Zero for what went nowhere; the depth's column is zero. zeros counts the rank's own rows that are exactly zero.
     """
     if out.shape[1] != GRADIENT:
         raise ValueError(f"expected gradients of {GRADIENT} columns, got {out.shape[1]}")
+    if routing.whole is not None:
+        raise ValueError(f"rank {routing.whole} renders all of the view: nothing is left to sum")
     kernels.called.sum_gradients(kernels, routing, returned, rank, gradients, hole, out, zeros, shared)

@@ -186,7 +186,8 @@ class Kept:
 
 @dataclass(frozen=True)
 class Seen:
-    """One view of a step, as the optimizer is told of it. gradients: [V, GRADIENT] real, by the splats' records.
+    """One view of a step, as the optimizer is told of it. gradients: [V, GRADIENT] real, by the splats' records; or
+    [V, SENT_GRADIENTS] contiguous, as they travel between ranks (cuda_src/exchange.py).
 
     kept: where those of splats lie that went to no other rank, which are there first (`Part`); None where no splat goes
     anywhere.

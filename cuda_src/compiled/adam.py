@@ -16,6 +16,7 @@ from cuda_src.compiled.exchange import rows_of
 from cuda_src.compiled.raster import as_real
 from cuda_src.compiled.seen import ALIGNMENT, SeenSplats, SplatGradients
 from cuda_src.compiled.view import View, view_of
+from cuda_src.exchange import SENT_GRADIENTS
 from cuda_src.operators import BatchRule, Kept, KernelSet, MovedRows, Pace, Part, Seen
 from cuda_src.tape import act
 from cuda_src.workspace import Workspace
@@ -85,6 +86,7 @@ class Sight(ctypes.Structure):
         ("places", ctypes.c_void_p),
         ("kept", ctypes.c_void_p),
         ("zeros", ctypes.c_void_p),
+        ("returned", ctypes.c_void_p),
         ("waits", ctypes.c_int),
     )
 
@@ -143,11 +145,14 @@ def project_backward_adam(
     if n == 0:
         return
     tables = _table(parameters), _table(moment1), _table(moment2)
-    seen = [SplatGradients.of(v.splats, v.gradients, f"move.{i}", workspace) for i, v in enumerate(views)]
-    sights = [
-        (view_of(kernels, v.camera), own, (address(v.splats.overflow), *_kept(v.kept)))
-        for v, own in zip(views, seen, strict=True)
-    ]
+    sights = []
+    for number, view in enumerate(views):
+        travelled = view.gradients.shape[1] == SENT_GRADIENTS
+        own = SplatGradients.of(view.splats, None if travelled else view.gradients, f"move.{number}", workspace)
+        places, kept, zeros, waits = _kept(view.kept)
+        returned = address(view.gradients) if travelled else None
+        rest = address(view.splats.overflow), places, kept, zeros, returned, waits
+        sights.append((view_of(kernels, view.camera), own, rest))
     given = (
         *tables, n, sh_degree, _MOVES[rows], averaged_over(rows, batch_rule, batch),
         1 / batch if batch_rule == "none" else 1.0, address(bounds),
@@ -178,8 +183,9 @@ class _Move:
         batch, groups = len(sights), groups_of(n)
         work = (
             workspace.take("move.sights", (batch * ctypes.sizeof(Sight),), torch.uint8),
-            # And behind them, where all is cleared at once, how many groups are listed, and a byte a group: which wait.
-            workspace.take("move.splats", (batch * groups + 1 + -(-groups // 8), 2), torch.int32),
+            # And behind them, where all is cleared at once, what two lists have and was taken from them, and a byte a
+            # group: which wait.
+            workspace.take("move.splats", (batch * groups + 2 + -(-groups // 8), 2), torch.int32),
             workspace.take("move.groups", (2 * groups,), torch.int32),
         )
         self._step = Step(
@@ -204,12 +210,12 @@ class _Move:
         self._launches[part]()
 
 
-def _kept(kept: Kept | None) -> tuple[int | None, ...]:
-    """Addresses, in the order of Sight."""
+def _kept(kept: Kept | None) -> tuple[int | None, int | None, int | None, bool]:
+    """Addresses of places, gradients and zeros, and whether all splats wait."""
     if kept is None:
-        return None, None, None, 0
+        return None, None, None, False
     own = None if kept.gradients is None else rows_of(kept.gradients, layout.GRADIENT_STRIDE)
-    return address(kept.places), own, address(kept.zeros), int(own is None)
+    return address(kept.places), own, address(kept.zeros), own is None
 
 
 def averaged_over(rows: MovedRows, batch_rule: BatchRule, batch: int) -> int:

@@ -75,34 +75,6 @@ __global__ void __launch_bounds__(THREADS) sum_routes(Routes routes, const float
     if (threadIdx.x == 0 && without > 0) atomicAdd(zeros, static_cast<unsigned long long>(without));
 }
 
-// The same of a view that one rank renders whole: splats have their records' order. own: as above, null where that is
-// another rank.
-__global__ void __launch_bounds__(THREADS) take_whole(Routes routes, const float* __restrict__ returned,
-                                                      const float4* __restrict__ own, float4* out,
-                                                      unsigned long long* zeros) {
-    __shared__ float stage[THREADS * SENT_GRADIENTS];
-    int64_t base = static_cast<int64_t>(blockIdx.x) * THREADS, sent = routes.sent(routes.whole);
-    int here = static_cast<int>(min(sent - base, static_cast<int64_t>(THREADS)));
-    if (here <= 0) return;
-    bool zero = false;
-    if (own == nullptr) {
-        const float* rows = returned + (routes.begin(routes.whole) + base) * SENT_GRADIENTS;
-        for (int i = threadIdx.x; i < here * SENT_GRADIENTS; i += THREADS) stage[i] = rows[i];
-    } else if (threadIdx.x < here) {
-        Gradient kept(own + (base + threadIdx.x) * (GRADIENT_STRIDE / 4));
-        zero = !kept.any();
-        for (int j = 0; j < SENT_GRADIENTS; ++j) stage[threadIdx.x * SENT_GRADIENTS + j] = kept.values[j];
-    }
-    int without = __syncthreads_count(zero);
-    if (threadIdx.x == 0 && without > 0) atomicAdd(zeros, static_cast<unsigned long long>(without));
-    if (threadIdx.x >= here) return;
-    const float* total = stage + threadIdx.x * SENT_GRADIENTS;
-    float4* row = out + (base + threadIdx.x) * (GRADIENT_STRIDE / 4);
-    row[0] = make_float4(total[0], total[1], total[2], total[3]);
-    row[1] = make_float4(total[4], total[5], total[6], total[7]);
-    row[2] = make_float4(total[8], 0.f, 0.f, 0.f);
-}
-
 EXPORT int pack_gradients(Queue queue, const float4* gradients, int64_t rows, int64_t first, int64_t count, float* out,
                           unsigned long long* zeros) {
     CHECK(cudaSetDevice(queue.device));
@@ -115,14 +87,6 @@ EXPORT int pack_gradients(Queue queue, const float4* gradients, int64_t rows, in
 EXPORT int sum_gradients(Queue queue, const Routes* routes, const float* returned, int own_rank, const float4* own,
                          int64_t first, int64_t count, float4* out, unsigned long long* zeros, int shared) {
     CHECK(cudaSetDevice(queue.device));
-    if (routes->masks == nullptr) {
-        bool kept = routes->whole == own_rank;
-        if (kept && shared) return cudaSuccess;
-        const float4* rows = kept && own != nullptr ? own + first * (GRADIENT_STRIDE / 4) : nullptr;
-        unsigned blocks = static_cast<unsigned>((routes->splats + THREADS - 1) / THREADS);
-        take_whole<<<blocks, THREADS, 0, queue.stream>>>(*routes, returned, rows, out, zeros);
-        return cudaGetLastError();
-    }
     sum_routes<<<static_cast<unsigned>(routes->blocks), THREADS, 0, queue.stream>>>(
         *routes, returned, own_rank, own, Hole{first, count}, out, zeros, shared != 0);
     return cudaGetLastError();

@@ -8,11 +8,14 @@
 #include "adam.cuh"
 #include "bounds.cuh"
 #include "differentiate.cuh"
+#include "exchange.cuh"
 #include "groups.cuh"
 
 // One view of the step. overflow: nothing moves while it is set; null where nothing can set it. places: of splats whose
 // gradient is a row of `kept`; NOWHERE: it is zero; ELSEWHERE: it is in `seen`. Null where each splat's is its own row of
-// `kept` or, without these, of `seen`. zeros: rows of `kept` that are zero are counted. waits: all wait for PART_REST.
+// `kept` or, without these, of `seen`. zeros: rows of `kept` that are zero are counted. returned: in place of the
+// gradients in `seen`, rows as they travel between ranks, of SENT_GRADIENTS; null: there are none. waits: all wait for
+// PART_REST.
 struct Sight {
     View view;
     Seen seen;
@@ -20,6 +23,7 @@ struct Sight {
     const int* places;
     const float4* kept;
     unsigned long long* zeros;
+    const float* returned;
     int waits;
 
     __device__ int place_of(int splat) const {
@@ -55,15 +59,17 @@ struct Step {
     Rule rule;
     float* bounds;        // of groups, widened by what moves; null where there are none
     Sight* sights;        // [views]
-    GroupSplats* splats;  // [views, groups], one that is lengths of two lists, and behind it whether each group waits
+    GroupSplats* splats;  // [views, groups], then Lists, then whether each group waits
     int* groups;          // [2, groups]: those that move, or two lists of them, of which the second is PART_REST
 
-    __device__ int* listed(bool rest) const {
-        return reinterpret_cast<int*>(splats + views * groups_of(rows)) + (rest ? 1 : 0);
-    }
+    // Of both lists: how many groups they have, and how many of those were taken from them.
+    struct Lists {
+        int listed[2], taken[2];
+    };
+    __host__ __device__ Lists* lists() const { return reinterpret_cast<Lists*>(splats + views * groups_of(rows)); }
     __device__ int* list(bool rest) const { return groups + (rest ? groups_of(rows) : 0); }
-    __device__ uint8_t* waits() const { return reinterpret_cast<uint8_t*>(splats + views * groups_of(rows) + 1); }
-    int64_t bytes() const { return (views * groups_of(rows) + 1) * sizeof(GroupSplats) + groups_of(rows); }
+    __host__ __device__ uint8_t* waits() const { return reinterpret_cast<uint8_t*>(lists() + 1); }
+    int64_t bytes() const { return waits() + groups_of(rows) - reinterpret_cast<uint8_t*>(splats); }
 };
 
 // Two blocks a multiprocessor of five warps, or of four where several views need registers for 59 sums: 8 to 10 times
@@ -71,7 +77,8 @@ struct Step {
 constexpr int MOVE_BLOCKS = 2;
 constexpr int move_warps(bool one) { return one ? 5 : 4; }
 constexpr int STAGED_FLOATS = 3 * GROUP_FLOATS;
-constexpr int RATE_FLOATS = 64;  // PARAMETERS, and what keeps stages at 16 bytes
+constexpr int RATE_FLOATS = 64;  // PARAMETERS, and each warp's next group
+static_assert(PARAMETERS + move_warps(true) <= RATE_FLOATS && RATE_FLOATS % PIECE == 0, "stages are at 16 bytes");
 constexpr int move_bytes(int warps) { return (RATE_FLOATS + warps * STAGED_FLOATS) * static_cast<int>(sizeof(float)); }
 // Columns of a row that Adam has in registers at once: 24 loads from shared memory before the first use.
 constexpr int COLUMNS_AT_ONCE = 8;
@@ -105,10 +112,10 @@ __global__ void __launch_bounds__(THREADS) list_groups(Step step, Rates rates) {
     }
     moves = moves && !stopped;
     bool waits = moves && step.part != PART_ALL && step.waits()[group] != 0;
-    append(moves && !waits, static_cast<int>(group), step.list(false), step.listed(false));
+    append(moves && !waits, static_cast<int>(group), step.list(false), step.lists()->listed);
     if (step.part == PART_ALL) return;
     __syncthreads();
-    append(waits, static_cast<int>(group), step.list(true), step.listed(true));
+    append(waits, static_cast<int>(group), step.list(true), step.lists()->listed + 1);
 }
 
 // Sums over views of a row's gradient.
@@ -178,7 +185,12 @@ struct OwnSplat {
           kept(at.place >= 0),
           record(sight.seen.records, at.splat, at.has),
           gradient(kept ? sight.kept : sight.seen.gradients, kept ? at.place : at.splat,
-                   kept || at.place == ELSEWHERE) {
+                   kept || (at.place == ELSEWHERE && sight.seen.gradients != nullptr)) {
+        if (sight.seen.gradients == nullptr && at.place == ELSEWHERE) {
+            const float* row = sight.returned + static_cast<int64_t>(at.splat) * SENT_GRADIENTS;
+#pragma unroll
+            for (int i = 0; i < SENT_GRADIENTS; ++i) gradient.values[i] = __ldg(row + i);
+        }
         // What is not drawn, since its colour is not finite, never moves.
         there = there && !isnan(record.values[RECORD_DEPTH]);
     }
@@ -206,9 +218,14 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
     int64_t groups = groups_of(step.rows);
     bool rest = step.part == PART_REST;
     const int* list = step.list(rest);
-    int listed = *step.listed(rest), warps = gridDim.x * (blockDim.x / WARP), zeros = 0;
-    for (int k = blockIdx.x * (blockDim.x / WARP) + warp_index(); k < listed; k += warps) {
-        int64_t group = list[k], at = group * GROUP_FLOATS;
+    const Step::Lists& lists = *step.lists();
+    int zeros = 0, first = blockIdx.x * (blockDim.x / WARP) + warp_index();
+    // After its first a warp takes whichever group is next: a block that found no room on its multiprocessor, beside a
+    // kernel that waits for another rank, would else begin its share when all others are through with theirs.
+    volatile int& next = reinterpret_cast<int*>(shared)[PARAMETERS + warp_index()];
+    for (int number = first < lists.listed[rest] ? list[first] : -1; number >= 0; number = next) {
+        int taken = lane_index() == 0 ? atomicAdd(step.lists()->taken + rest, 1) : 0;
+        int64_t group = number, at = group * GROUP_FLOATS;
         const GroupSplats* splats = step.splats + group;
         unsigned there = rows_there(step.rows, group), wanted = dense ? there : 0u;
         for (int v = 0; v < (ONE ? 1 : step.views); ++v) wanted |= splats[v * groups].rows;
@@ -226,6 +243,14 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
         fetch_pieces(stage, step.tables.parameters + at, pieces, floats);
         __pipeline_commit();
         if (!touched_only) fetch_moments();
+        if (lane_index() == 0) {
+            int k = gridDim.x * (blockDim.x / WARP) + taken;
+            if (k < lists.listed[rest]) {
+                __pipeline_memcpy_async(const_cast<int*>(&next), list + k, sizeof(int));
+            } else {
+                next = -1;
+            }
+        }
         __pipeline_commit();
         auto await_parameters = [] {
             __pipeline_wait_prior(1);
@@ -247,14 +272,14 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
             await_parameters();
             for (int v = 0; v < step.views; ++v) {
                 // The next view's is on the way meanwhile.
-                OwnSplat next(step.sights[min(v + 1, step.views - 1)], following);
+                OwnSplat after(step.sights[min(v + 1, step.views - 1)], following);
                 following = place_in(v + 2);
                 zeros += splat.kept_zero();
                 if (splat.there) {
                     ++views;
                     gradient.add(splat.differentiated(step.sights[v].view, step.degree, own));
                 }
-                splat = next;
+                splat = after;
             }
         }
 

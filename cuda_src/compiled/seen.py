@@ -36,13 +36,14 @@ class SplatGradients:
     held: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, splats: Splats, gradients: torch.Tensor, name: str, workspace: Workspace) -> SplatGradients:
-        """gradients: [V, GRADIENT]. name: of the workspace's buffers for what has to be copied."""
+    def of(cls, splats: Splats, gradients: torch.Tensor | None, name: str, workspace: Workspace) -> SplatGradients:
+        """gradients: [V, GRADIENT]; None where they are given apart. name: of buffers for what has to be copied."""
         rows = splats.rows.contiguous()
         records = three_words(splats.records, f"{name}.records", workspace)
-        by_record = three_words(gradients, f"{name}.by_record", workspace)
-        key = address(rows), records.data_ptr(), by_record.data_ptr(), address(splats.live), splats.count
-        return cls(key, (rows, records, by_record))
+        by_record = None if gradients is None else three_words(gradients, f"{name}.by_record", workspace)
+        there = None if by_record is None else by_record.data_ptr()
+        key = address(rows), records.data_ptr(), there, address(splats.live), splats.count
+        return cls(key, (rows, records, *(() if by_record is None else (by_record,))))
 
     @property
     def struct(self) -> SeenSplats:

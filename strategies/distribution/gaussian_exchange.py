@@ -98,8 +98,7 @@ class GaussianExchange:
     def place_of(self, work: Workspace, room: PassageRoom, rank: int, inbox: Inbox) -> torch.Tensor:
         """Where records of a view go that one rank renders whole, [n, RECORD]: its room but for the last row.
 
-        On the wire or, where that rank is this one, in the inbox. Only where records travel as kernels read them
-        (`in_place`).
+        On the wire or, where that rank is this one, in the inbox; only with `in_place`.
         """
         to, own = room.to(self.comm.rank), self.comm.rank == rank
         begin, rows = sum((room.into(rank) if own else to)[:rank]), inbox.memory if own else self.wire(work, sum(to))
@@ -344,19 +343,16 @@ class Passage:
         """Where `collect` puts sums, from now on of what other ranks have a share of; and what is there already."""
         assert self._gradients is not None
         self._some_kept = True
-        whole, rank, zeros = self._routing.whole, self._exchange.comm.rank, self._exchange.counted_zeros
-        if whole == rank:  # All are there, and nothing is to be summed.
-            rows = self._gradients[self._hole.first : self._hole.first + self.splats.count]
-            return rows, Kept(None, rows, zeros)
-        gradients = None if whole is not None else self._gradients
-        return self._total(), Kept(self._places, gradients, zeros)
+        zeros = self._exchange.counted_zeros
+        if self._routing.whole is None:
+            return self._total(), Kept(self._places, self._gradients, zeros)
+        rows = self._of_whole(self._batch.awaited[self._number].memory)
+        return rows, Kept(None, rows if self._routing.whole == self._exchange.comm.rank else None, zeros)
 
     def collect(self) -> torch.Tensor:
-        """Gradients of this rank's own splats, [V, GRADIENT], summed over the ranks that rendered them."""
+        """Gradients of this rank's own splats, as of `Seen`, summed over the ranks that rendered them."""
         if not self._exchange.codec.moves_own:
             self._batch.back.wait(self._number)
-            if self._some_kept and self._routing.whole == self._exchange.comm.rank:
-                return self.kept_gradients()[0]
             return self._summed(self._batch.awaited[self._number].memory, self._some_kept)
         rows = self._work.take("exchange.sparse", (sum(self._to), SENT_GRADIENTS), self._exchange.kernels.dtype)
         act(lambda: _put(self._returning(), rows))
@@ -417,7 +413,16 @@ class Passage:
         shape = self.splats.count, GRADIENT_STRIDE
         return self._work.take("exchange.gradients", shape, self._exchange.kernels.dtype)[:, :GRADIENT]
 
+    def _of_whole(self, returned: torch.Tensor) -> torch.Tensor:
+        """Gradients of the splats of a view that one rank renders whole, where they are; as of `Seen`."""
+        whole, rows, first = self._routing.whole, returned, sum(self._to[: self._routing.whole])
+        if whole == self._exchange.comm.rank and self._gradients is not None:
+            rows, first = self._gradients, self._hole.first
+        return rows[first : first + self.splats.count]
+
     def _summed(self, returned: torch.Tensor, shared: bool) -> torch.Tensor:
+        if self._routing.whole is not None:
+            return self._of_whole(returned)
         exchange, total = self._exchange, self._total()
         sum_gradients(
             exchange.kernels,

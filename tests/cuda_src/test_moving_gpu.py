@@ -12,6 +12,7 @@ import torch
 from cuda_src import layout
 from cuda_src import operators as op
 from cuda_src.camera import Camera
+from cuda_src.exchange import SENT_GRADIENTS
 from cuda_src.operators import KernelSet, Seen, Splats
 from cuda_src.workspace import Workspace
 
@@ -238,8 +239,10 @@ def test_views_that_one_rank_renders_whole_have_all_their_gradients_there_or_els
     for i, own in enumerate(kept):
         seen = seen_by(kernels, model, turned(view.camera, 25.0 * i, 0.5 * i), 3, i)
         alone.append(seen)
+        seen.gradients[:, SENT_GRADIENTS:] = 0  # What does not travel.
         rows = torch.zeros(seen.splats.count, layout.GRADIENT_STRIDE, device=device)[:, : layout.GRADIENT]
         rows.copy_(seen.gradients)
+        rows = rows if own else rows[:, :SENT_GRADIENTS].contiguous()
         views.append(replace(seen, gradients=rows, kept=op.Kept(None, rows if own else None, zeros)))
         zero_rows += int((~seen.gradients.any(dim=1)).sum()) * own
         if not own:

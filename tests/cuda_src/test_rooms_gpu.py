@@ -80,7 +80,7 @@ def test_a_view_that_sees_nothing_has_empty_lists(parity, kernels, device, overf
 def test_no_gaussians_at_all_have_room(parity, kernels, device, overflow):
     view, room = parity.view(3).only([]), Room(64, 64, overflow)
     splats, bins = listed(kernels, view, device, worn(parity, kernels, device), room)
-    assert splats.live.tolist() == [0, 0]
+    assert splats.live.tolist() == [0, 0, 0]
     assert bins.needed.tolist() == [0, 0, 0, 0]
     assert not bins.starts.any()
 

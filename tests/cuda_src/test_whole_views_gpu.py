@@ -10,7 +10,7 @@ import torch
 from cuda_src import exchange as ex
 from cuda_src import operators as op
 from cuda_src.exchange import Hole, RankRooms
-from cuda_src.layout import GRADIENT, GRADIENT_STRIDE, RECORD, RECORD_DEPTH, SH_DC
+from cuda_src.layout import GRADIENT, RECORD, RECORD_DEPTH, SH_DC
 from cuda_src.operators import Room
 from cuda_src.workspace import Workspace
 
@@ -60,8 +60,9 @@ class Crossing:
 
 @pytest.fixture
 def view(parity):
-    """Splats of a pixel and of many tiles."""
-    return parity.view(31, gaussians=4000, width=640, height=480, sizes=(0.5, 60.0))
+    """Splats of a pixel and of many tiles, with ids that records take along."""
+    made = parity.view(31, gaussians=4000, width=640, height=480, sizes=(0.5, 60.0))
+    return replace(made, ids=torch.arange(len(made.ids)).flip(0))
 
 
 @pytest.mark.parametrize("whole", range(RANKS))
@@ -107,38 +108,17 @@ def test_splats_that_are_not_drawn_have_no_instance_and_are_told_apart(kernels, 
     assert 0 < counts[ex.SENT_INSTANCES] < clean[ex.SENT_INSTANCES]
 
 
-@pytest.mark.parametrize("whole", [0, 1])
-def test_gradients_are_those_that_came_back_or_were_kept(kernels, view, device, whole):
-    crossing = Crossing(kernels, view, device, 0, whole)
-    count, generator = crossing.exact.count, torch.Generator().manual_seed(1)
-    returned = torch.randn(sum(crossing.rows), ex.SENT_GRADIENTS, generator=generator).to(device)
-    own = torch.randn(crossing.arrived.count, GRADIENT_STRIDE, generator=generator).to(device)[:, :GRADIENT]
-    own[::3] = 0
-    zeros = torch.zeros(1, dtype=torch.int64, device=device)
-    memory = torch.full((crossing.splats.count, GRADIENT_STRIDE), 0.5, device=device)
-    given = kernels, crossing.routing, returned, 0, own, crossing.hole, memory[:, :GRADIENT], zeros
-    ex.sum_gradients(*given, shared=True)
-    first = sum(crossing.rows[:whole])
-    if whole == 0:  # All of them are used where they lie.
-        assert (memory == 0.5).all()
-        ex.sum_gradients(*given)
-        expected = own[BEFORE : BEFORE + count, : ex.SENT_GRADIENTS]
-        assert int(zeros) == (~expected.any(dim=1)).sum() > 0
-        # And where a codec has brought all rows.
-        codec = torch.full((crossing.splats.count, GRADIENT_STRIDE), 0.5, device=device)[:, :GRADIENT]
-        ex.sum_gradients(*given[:4], None, ex.NO_HOLE, codec, zeros)
-        assert torch.equal(codec[:count, : ex.SENT_GRADIENTS], returned[:count])
-    else:
-        expected = returned[first : first + count]
-        assert int(zeros) == 0
-    assert torch.equal(memory[:count, : ex.SENT_GRADIENTS], expected)
-    assert not memory[:count, ex.SENT_GRADIENTS :].any()
-    assert (memory[count:] == 0.5).all()
-
-
 def test_splats_have_to_have_the_size_of_the_room_that_they_lie_in(kernels, view, device):
     splats, work = Crossing(kernels, view, device, 0, 1).splats, Workspace(device)
     with pytest.raises(ValueError, match=f"room of {splats.count + 3}"):
         ex.route_whole(kernels, splats, 1, work, RankRooms((8, splats.count + 4), (9, 9)))
     with pytest.raises(ValueError, match="with a room"):
         ex.route_whole(kernels, replace(splats, overflow=None), 1, work, RankRooms((8, splats.count + 1), (9, 9)))
+
+
+def test_nothing_is_summed_of_a_view_that_one_rank_renders(kernels, view, device):
+    crossing, zeros = Crossing(kernels, view, device, 0, 1), torch.zeros(1, dtype=torch.int64, device=device)
+    returned = torch.zeros(sum(crossing.rows), ex.SENT_GRADIENTS, device=device)
+    total = torch.zeros(crossing.splats.count, GRADIENT, device=device)
+    with pytest.raises(ValueError, match="rank 1 renders all of the view"):
+        ex.sum_gradients(kernels, crossing.routing, returned, 0, None, ex.NO_HOLE, total, zeros)
