@@ -87,6 +87,7 @@ class ByteSplat(GaussianLevel):
                 )  # fmt: skip
             share.loss, share.cost = fused.value, partial(work_of, fused.contributors, share.bins)
             self._give_back(share, fused.gradients)
+        self._all_listed(shares)
 
     def _window(self, images_seen: int) -> op.LossWindow:
         """The loss's window of a step, the same on all ranks and for all its views."""

@@ -189,7 +189,7 @@ class Passage:
 
     def count(self) -> None:
         """Tell all ranks what this one sends. Done when it is made without a room; with one, for whoever makes them to
-        do of all passages of a batch in the same order on all ranks."""
+        do of all passages of a batch in the same order on all ranks, whenever that costs least."""
         comm = self._exchange.comm
 
         def counted() -> None:

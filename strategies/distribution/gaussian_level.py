@@ -11,6 +11,7 @@ import torch
 
 from cuda_src import operators as op
 from cuda_src.exchange import check_ids
+from cuda_src.tape import act
 from strategies.base import Context, GaussianSource, ImageSource, Rect, Shard, ShardReader, StepReport
 from strategies.distribution.exchange_options import ExchangeOptions
 from strategies.distribution.gaussian_pictures import GaussianPictures
@@ -82,9 +83,8 @@ class GaussianLevel(GaussianPictures):
     def _queued(self, plan: Plan, regions: Regions, rooms: Sequence[PassageRoom]) -> LateBatch:
         """A step that nobody has waited for."""
         shares = self._train(plan, regions, rooms)
-        flag = self.copies.start(self.overflow)
         passages, losses = [share.passage for share in shares], [share.loss for share in shares]
-        return LateBatch(plan, regions, passages, losses, flag, self.batch_rooms)
+        return LateBatch(plan, regions, passages, losses, self._flag, self.batch_rooms)
 
     def _exactly(self, plan: Plan, regions: Regions | None = None) -> Outcome:
         """One step with the counts that the host reads."""
@@ -156,6 +156,16 @@ class GaussianLevel(GaussianPictures):
         self.exchange.clear()
         return {"zero_gradient_share": zeros / records} if records else {}
 
+    def _all_listed(self, shares: Sequence[Share]) -> None:
+        """Whether any room was too small is known from here on; it is on its way to the host while the device goes on,
+        or waits for others."""
+
+        def copy() -> None:
+            self._flag = self.copies.start(self.overflow)
+
+        if shares[0].room is not None:
+            act(copy)
+
     def _raster(self, shares: Sequence[Share], halo: Halo | None, window: op.LossWindow = op.WHOLE_IMAGE) -> None:
         """Forward, loss and backward of this rank's tiles, an operator each; gradients leave as they are made.
 
@@ -164,6 +174,7 @@ class GaussianLevel(GaussianPictures):
         kernels, weight = self.ctx.kernels, self.ctx.training.ssim_weight
         whole = halo is not None or window.kind != "exact"
         self._composite(shares)
+        self._all_listed(shares)
         coming = None
         if halo is not None:
             pictures = [share.raster.colour for share in sorted(shares, key=lambda share: share.number)]

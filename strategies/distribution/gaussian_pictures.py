@@ -222,9 +222,6 @@ class GaussianPictures(Strategy):
             )
         for number in turns.orders[self.comm.rank]:
             self._pack(shares[number], self._room(shares[number]), stage)
-        for share in shares:
-            if share.room is not None:
-                share.passage.count()
         return shares
 
     def _turns(self, regions: Regions, rooms: Sequence[PassageRoom | None]) -> Turns:
@@ -243,6 +240,8 @@ class GaussianPictures(Strategy):
                 Passage.depart_in_turns([share.passage for share in shares], shares[0].turns)
             for share in shares if list_own else ():
                 self._begin_list(share)
+            for share in shares:  # A copy to the host holds the device up, which now waits for others anyway.
+                share.passage.count()
             return
         for share in shares:
             stage = share.passage.stage
