@@ -75,6 +75,9 @@ struct Step {
 // Two blocks a multiprocessor of five warps, or of four where several views need registers for 59 sums: 8 to 10 times
 // 22 KB of rows under way, where 32 KB hide the latency of memory at full bandwidth.
 constexpr int MOVE_BLOCKS = 2;
+// Blocks fewer while gradients cross. Those of several views leave no registers for a warp beside them, so that kernels
+// by which ranks signal one another, on the way of these gradients, would begin when the move ends.
+constexpr int LEFT_TO_SIGNALS = 2;
 constexpr int move_warps(bool one) { return one ? 5 : 4; }
 constexpr int STAGED_FLOATS = 3 * GROUP_FLOATS;
 constexpr int RATE_FLOATS = 64;  // PARAMETERS, and each warp's next group
@@ -233,7 +236,7 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
             return v < step.views ? SplatPlace(step.sights[v], splats[v * groups]) : SplatPlace();
         };
         // On the way before what is waited for: where a gradient is has to be known before it is asked for.
-        SplatPlace place = ONE ? SplatPlace(only, *splats) : place_in(0), following = ONE ? place : place_in(1);
+        SplatPlace place = ONE ? SplatPlace(only, *splats) : place_in(0);
         int floats = __popc(there) * PARAMETERS;
         unsigned pieces = pieces_of(wanted, PARAMETERS, floats);
         auto fetch_moments = [&] {
@@ -268,18 +271,15 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
                 gradient = splat.differentiated(only.view, step.degree, own);
             }
         } else {
-            OwnSplat splat(step.sights[0], place);
             await_parameters();
             for (int v = 0; v < step.views; ++v) {
-                // The next view's is on the way meanwhile.
-                OwnSplat after(step.sights[min(v + 1, step.views - 1)], following);
-                following = place_in(v + 2);
+                OwnSplat splat(step.sights[v], place);
+                place = place_in(v + 1);
                 zeros += splat.kept_zero();
                 if (splat.there) {
                     ++views;
                     gradient.add(splat.differentiated(step.sights[v].view, step.degree, own));
                 }
-                splat = after;
             }
         }
 
@@ -321,7 +321,8 @@ static cudaError_t launch(Queue queue, const Sight& only, const Step& step) {
     int warps = std::min(move_warps(ONE), (floats - RATE_FLOATS) / STAGED_FLOATS);
     int bytes = move_bytes(warps);
     CHECK(cudaFuncSetAttribute(move_groups<ONE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int64_t blocks = std::min<int64_t>((groups_of(step.rows) + warps - 1) / warps, multiprocessors * MOVE_BLOCKS);
+    int64_t places = multiprocessors * MOVE_BLOCKS - (step.part == PART_OWN ? LEFT_TO_SIGNALS : 0);
+    int64_t blocks = std::min<int64_t>((groups_of(step.rows) + warps - 1) / warps, places);
     move_groups<ONE><<<static_cast<unsigned>(blocks), warps * WARP, bytes, queue.stream>>>(only, step);
     return cudaGetLastError();
 }
