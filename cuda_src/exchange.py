@@ -11,8 +11,8 @@ Where all ranks know rooms for a view, so many rows go from each to each, howeve
 need know. What records leave of a room holds splats without a depth, which have no tile; its last row is never one of
 theirs: it holds the sender's overflow flag, by which all ranks know of any room that is too small.
 
-A view with rooms that one rank renders whole is not routed: `project` puts its records where they travel or are kept, in
-their own order, and what comes back of them lies in that order too.
+A view with rooms that one rank renders whole is not routed: `project` puts its records where they travel or are kept,
+in their own order, and what comes back of them lies in that order too.
 """
 
 from __future__ import annotations
