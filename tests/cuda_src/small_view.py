@@ -232,6 +232,41 @@ def routed(
     return splats, ex.route_splats(kernels, splats, camera, owners, 2, work, rooms=rooms)
 
 
+def whole_view(count: int, whole: int, spare: int) -> None:
+    """A view that one of two ranks renders whole, as the first sees it; spare: as above. Its Gaussians move by rows that
+    came back, or that were kept."""
+    device, generator = torch.device("cuda"), torch.Generator().manual_seed(count)
+    kernels, work = op.KernelSet("compiled", device), Workspace(device)
+    camera = Camera(130, 70, 80.0, 82.0, 65.0, 35.0, np.eye(4))
+    parameters, ids = gaussians(count, generator).to(device), torch.arange(count, device=device)
+    seen = op.project(kernels, parameters, ids, camera, 3, Workspace(device)).count
+    rows = [8, 8]
+    rows[whole] = max(1, seen + 1 + spare)
+    wire = torch.zeros(sum(rows), ex.wire_width(kernels), device=device)
+    hole = ex.Hole(3, rows[0])
+    arrived = ex.take_arrivals(kernels, work, "arrived", hole.first + hole.count)
+    memory, first = (wire, rows[0]) if whole else (arrived.records, hole.first)
+    room = op.Room(rows[whole] - 1, 0, torch.zeros(1, dtype=torch.int32, device=device))
+    into = memory[first : first + room.splats, : layout.RECORD]
+    splats = op.project(kernels, parameters, ids, camera, 3, work, room, into=into)
+    routing = ex.route_whole(kernels, splats, whole, work, ex.RankRooms(tuple(rows), (100 * count + 1,) * 2))
+    ex.pack_records(kernels, splats, routing, 0, wire)
+    ex.keep_records(kernels, splats, routing, 0, hole, arrived)
+    zeros = torch.zeros(1, dtype=torch.int64, device=device)
+    columns = ex.SENT_GRADIENTS if whole else layout.GRADIENT_STRIDE
+    gradients = torch.randn(room.splats, columns, device=device)
+    gradients = gradients if whole else gradients[:, : layout.GRADIENT]
+    step = [op.Seen(splats, camera, gradients, op.Kept(None, None if whole else gradients, zeros))]
+    tables = [parameters, torch.zeros_like(parameters), torch.zeros_like(parameters)]
+    for views in (step, step * 2):
+        shared, pace = Workspace(device), op.Pace(torch.full((layout.PARAMETERS,), 1e-3), 1)
+        for part in ("find", "own", "rest"):
+            op.project_backward_adam(kernels, *tables, views, 3, shared, pace, part=part)
+    assert torch.isfinite(parameters).all()
+    assert bool(tables[1].any()) == (seen > 0 and spare >= 0)
+    print(f"{seen} splats for rank {whole}, spare {spare}: overflow {int(room.overflow)}")
+
+
 def rows_to(routing: ex.Routing) -> list[int]:
     """Rows that go to each rank."""
     return list(routing.rooms or routing.counts[:, ex.SENT_RECORDS].tolist())
@@ -262,4 +297,7 @@ if __name__ == "__main__":
         bin_spread(300, 2000, 1700, sharpness)
     for spare in (None, 30, -5):
         exchange_round(900, spare)
+    for whole in (0, 1):
+        for spare in (30, -5):
+            whole_view(900, whole, spare)
     add_instances(5000)
