@@ -233,7 +233,7 @@ def routed(
 
 
 def whole_view(count: int, whole: int, spare: int) -> None:
-    """A view that one of two ranks renders whole, as the first sees it; spare: as above. Its Gaussians move by rows that
+    """A view that one of two ranks renders whole, as the first sees it; spare: as above. Gaussians move by rows that
     came back, or that were kept."""
     device, generator = torch.device("cuda"), torch.Generator().manual_seed(count)
     kernels, work = op.KernelSet("compiled", device), Workspace(device)
