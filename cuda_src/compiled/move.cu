@@ -58,7 +58,7 @@ struct Step {
     float scale;  // of the averaged gradient
     Rule rule;
     float* bounds;        // of groups, widened by what moves; null where there are none
-    Sight* sights;        // [views]
+    Sight* sights;        // [views], from find_groups on
     GroupSplats* splats;  // [views, groups], then Lists, then whether each group waits
     int* groups;          // [2, groups]: those that move, or two lists of them, of which the second is PART_REST
 
@@ -75,8 +75,8 @@ struct Step {
 // Two blocks a multiprocessor of five warps, or of four where several views need registers for 59 sums: 8 to 10 times
 // 22 KB of rows under way, where 32 KB hide the latency of memory at full bandwidth.
 constexpr int MOVE_BLOCKS = 2;
-// Blocks fewer while gradients cross. Those of several views leave no registers for a warp beside them, so that kernels
-// by which ranks signal one another, on the way of these gradients, would begin when the move ends.
+// Blocks fewer while gradients cross. Two leave a multiprocessor few registers, or none, for a warp beside them: kernels
+// by which ranks signal one another, on the way of these gradients, might else begin when the move ends.
 constexpr int LEFT_TO_SIGNALS = 2;
 constexpr int move_warps(bool one) { return one ? 5 : 4; }
 constexpr int STAGED_FLOATS = 3 * GROUP_FLOATS;
@@ -208,9 +208,26 @@ struct OwnSplat {
     }
 };
 
-// ONE: the step has one view, `only`, which then lies in the constant bank.
-template <bool ONE>
-__global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_groups(Sight only, Step step) {
+// Sights as an argument of a kernel: of few views in the constant bank, where what is the same for all lanes takes no
+// registers, or in memory.
+constexpr int FEW_VIEWS = 8;
+template <int VIEWS>
+struct GivenSights {
+    Sight of[VIEWS];
+    __device__ const Sight& operator[](int v) const { return of[v]; }
+};
+struct KeptSights {
+    const Sight* of;
+    __device__ const Sight& operator[](int v) const { return of[v]; }
+};
+static_assert(sizeof(GivenSights<FEW_VIEWS>) + sizeof(Step) <= 4096, "arguments of a kernel");
+template <bool ONE, bool FEW>
+using Sights = std::conditional_t<ONE, GivenSights<1>, std::conditional_t<FEW, GivenSights<FEW_VIEWS>, KeptSights>>;
+
+// ONE: the step has one view; FEW: it has few.
+template <bool ONE, bool FEW>
+__global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS)
+    move_groups(const __grid_constant__ Sights<ONE, FEW> sights, Step step) {
     extern __shared__ __align__(16) float shared[];
     float* rates = shared;
     float* stage = shared + RATE_FLOATS + warp_index() * STAGED_FLOATS;
@@ -233,10 +250,10 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
         unsigned there = rows_there(step.rows, group), wanted = dense ? there : 0u;
         for (int v = 0; v < (ONE ? 1 : step.views); ++v) wanted |= splats[v * groups].rows;
         auto place_in = [&](int v) {
-            return v < step.views ? SplatPlace(step.sights[v], splats[v * groups]) : SplatPlace();
+            return v < step.views ? SplatPlace(sights[v], splats[v * groups]) : SplatPlace();
         };
         // On the way before what is waited for: where a gradient is has to be known before it is asked for.
-        SplatPlace place = ONE ? SplatPlace(only, *splats) : place_in(0);
+        SplatPlace place = place_in(0);
         int floats = __popc(there) * PARAMETERS;
         unsigned pieces = pieces_of(wanted, PARAMETERS, floats);
         auto fetch_moments = [&] {
@@ -263,22 +280,22 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
         std::conditional_t<ONE, RowGradient, SummedGradient> gradient;
         int views = 0;
         if constexpr (ONE) {
-            OwnSplat splat(only, place);
+            OwnSplat splat(sights[0], place);
             zeros += splat.kept_zero();
             await_parameters();
             if (splat.there) {
                 views = 1;
-                gradient = splat.differentiated(only.view, step.degree, own);
+                gradient = splat.differentiated(sights[0].view, step.degree, own);
             }
         } else {
             await_parameters();
             for (int v = 0; v < step.views; ++v) {
-                OwnSplat splat(step.sights[v], place);
+                OwnSplat splat(sights[v], place);
                 place = place_in(v + 1);
                 zeros += splat.kept_zero();
                 if (splat.there) {
                     ++views;
-                    gradient.add(splat.differentiated(step.sights[v].view, step.degree, own));
+                    gradient.add(splat.differentiated(sights[v].view, step.degree, own));
                 }
             }
         }
@@ -297,7 +314,7 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
             rule.share *= step.scale;
             move_row(rule, rates, gradient, own);
             if (step.bounds != nullptr) {
-                const View& any = only.view;  // Convention and footprint are those of every view.
+                const View& any = sights[0].view;  // Convention and footprint are those of every view.
                 widen_group(step.bounds, group * WARP + lane_index(), make_float3(own[MEAN], own[MEAN + 1], own[MEAN + 2]),
                             extent_of(own + LOG_SCALE, own[OPACITY_LOGIT], any.alpha_min, any.square));
             }
@@ -309,21 +326,21 @@ __global__ void __launch_bounds__(move_warps(ONE) * WARP, MOVE_BLOCKS) move_grou
         __syncwarp();
     }
     zeros = __reduce_add_sync(ALL_LANES, zeros);
-    if (lane_index() == 0 && zeros > 0) atomicAdd(only.zeros, static_cast<unsigned long long>(zeros));
+    if (lane_index() == 0 && zeros > 0) atomicAdd(sights[0].zeros, static_cast<unsigned long long>(zeros));
 }
 
-template <bool ONE>
-static cudaError_t launch(Queue queue, const Sight& only, const Step& step) {
+template <bool ONE, bool FEW>
+static cudaError_t launch(Queue queue, const Sights<ONE, FEW>& sights, const Step& step) {
     int multiprocessors, room;
     CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, queue.device));
     CHECK(cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, queue.device));
     int floats = room / static_cast<int>(sizeof(float));
     int warps = std::min(move_warps(ONE), (floats - RATE_FLOATS) / STAGED_FLOATS);
     int bytes = move_bytes(warps);
-    CHECK(cudaFuncSetAttribute(move_groups<ONE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    CHECK(cudaFuncSetAttribute(move_groups<ONE, FEW>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     int64_t places = multiprocessors * MOVE_BLOCKS - (step.part == PART_OWN ? LEFT_TO_SIGNALS : 0);
     int64_t blocks = std::min<int64_t>((groups_of(step.rows) + warps - 1) / warps, places);
-    move_groups<ONE><<<static_cast<unsigned>(blocks), warps * WARP, bytes, queue.stream>>>(only, step);
+    move_groups<ONE, FEW><<<static_cast<unsigned>(blocks), warps * WARP, bytes, queue.stream>>>(sights, step);
     return cudaGetLastError();
 }
 
@@ -347,7 +364,11 @@ EXPORT int find_moving(Queue queue, const Sight* sights, const Step* step, const
 // Move those of the step's part that find_moving has found.
 EXPORT int move_found(Queue queue, const Sight* sights, const Step* step) {
     CHECK(cudaSetDevice(queue.device));
-    return step->views == 1 ? launch<true>(queue, sights[0], *step) : launch<false>(queue, sights[0], *step);
+    if (step->views == 1) return launch<true, true>(queue, {sights[0]}, *step);
+    if (step->views > FEW_VIEWS) return launch<false, false>(queue, {step->sights}, *step);
+    GivenSights<FEW_VIEWS> few = {};
+    std::copy(sights, sights + step->views, few.of);
+    return launch<false, true>(queue, few, *step);
 }
 
 EXPORT int project_backward_adam(Queue queue, const Sight* sights, const Step* step, const Rates* rates) {

@@ -183,7 +183,7 @@ def test_views_that_have_no_row_in_common_and_one_that_sees_nothing(parity, kern
 
 
 @pytest.mark.parametrize("rows", ["visible", "touched", "dense"])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [1, 3, 9])
 def test_what_no_other_rank_has_a_share_of_moves_first_and_the_rest_as_it_would_have(
     parity, kernels, device, batch, rows
 ):
