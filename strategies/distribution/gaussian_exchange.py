@@ -34,6 +34,7 @@ from cuda_src.layout import GRADIENT, GRADIENT_STRIDE, RECORD, RECORD_STRIDE
 from cuda_src.operators import Kept, KernelSet, Splats
 from cuda_src.tape import act
 from cuda_src.workspace import Workspace
+from strategies.distribution.berth import Berth
 from strategies.distribution.codec import CODECS, Incoming, Outgoing
 from strategies.distribution.codec import STAGE as RETURN_STAGE
 from strategies.distribution.communicator import Communicator, Terms
@@ -77,10 +78,16 @@ class GaussianExchange:
         """Whether those of what went to no other rank are used where they lie, while the others' still cross."""
         return self.kernels.moves_at_once and self.comm.ranks > 1 and not self.codec.moves_own
 
-    def inbox(self, work: Workspace, room: PassageRoom) -> Inbox:
-        """Where records of a passage with that room come. Collective, in the same order on all ranks."""
-        real = self.kernels.dtype
-        return Inbox(self.comm, work, self.inbox_name, room.into(self.comm.rank), self.width, real, room.records)
+    def berth(self, work: Workspace, room: PassageRoom, whole: int | None) -> Berth:
+        """Of a passage with that room. Collective, in the same order on all ranks. whole: the rank that renders all of
+        the view, to which nothing but its records goes."""
+        rank, real = self.comm.rank, self.kernels.dtype
+        to, come = room.to(rank), room.into(rank)
+        inbox = Inbox(self.comm, work, self.inbox_name, come, self.width, real, room.records)
+        if whole is None or not self.in_place:
+            return Berth(room, inbox)
+        begin, rows = (sum(come[:rank]), inbox.memory) if whole == rank else (sum(to[:whole]), self.wire(work, sum(to)))
+        return Berth(room, inbox, whole, rows[begin : begin + to[whole] - 1, :RECORD])
 
     def inbox_of(self, work: Workspace, come: Sequence[int]) -> Inbox:
         """The same for so many rows from each rank, in memory that only this rank knows."""
@@ -94,15 +101,6 @@ class GaussianExchange:
     def wire(self, work: Workspace, rows: int) -> torch.Tensor:
         """What travels, [rows, width]."""
         return work.take("exchange.wire", (rows, self.width), self.kernels.dtype)
-
-    def place_of(self, work: Workspace, room: PassageRoom, rank: int, inbox: Inbox) -> torch.Tensor:
-        """Where records of a view go that one rank renders whole, [n, RECORD]: its room but for the last row.
-
-        On the wire or, where that rank is this one, in the inbox; only with `in_place`.
-        """
-        to, own = room.to(self.comm.rank), self.comm.rank == rank
-        begin, rows = sum((room.into(rank) if own else to)[:rank]), inbox.memory if own else self.wire(work, sum(to))
-        return rows[begin : begin + to[rank] - 1, :RECORD]
 
     @property
     def zeros(self) -> int:
@@ -160,26 +158,22 @@ class Passage:
         depth_limit: torch.Tensor | None = None,
         min_opacity: float = 0.0,
         stage: str = "exchange_forward",
-        room: PassageRoom | None = None,
-        inbox: Inbox | None = None,
-        whole: int | None = None,
+        berth: Berth | None = None,
     ) -> None:
         """splats: of this rank's Gaussians. owners: rank of each tile, [tiles] int32. min_opacity: of what is sent.
-
-        inbox: where there is a room. whole: the rank that renders all of the view, where splats are in their place.
-        """
-        self.splats, self.stage, self.room = splats, stage, room
-        self._exchange, self._work, self._inbox = exchange, workspace, inbox
+        berth: where there is a room."""
+        self.splats, self.stage, self.room = splats, stage, None if berth is None else berth.room
+        self._exchange, self._work, self._inbox = exchange, workspace, None if berth is None else berth.inbox
         comm, kernels = exchange.comm, exchange.kernels
-        rooms = None if room is None else room.of(comm.rank)
-        if whole is not None and rooms is not None:
-            self._routing = route_whole(kernels, splats, whole, workspace, rooms)
-        else:
+        if berth is None or berth.whole is None:
+            rooms = None if berth is None else berth.room.of(comm.rank)
             self._routing = route_splats(
                 kernels, splats, camera, owners, comm.ranks, workspace, depth_limit, min_opacity, rooms
             )
-        if room is not None:
-            self._to, self._from = room.to(comm.rank), room.into(comm.rank)
+        else:
+            self._routing = route_whole(kernels, splats, berth.whole, workspace, berth.room.of(comm.rank))
+        if berth is not None:
+            self._to, self._from = berth.room.to(comm.rank), berth.room.into(comm.rank)
             self._pack(sum(self._to))
         else:
             self.count()

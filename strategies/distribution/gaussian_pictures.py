@@ -214,12 +214,9 @@ class GaussianPictures(Strategy):
         overflow = self.overflow if flag is None else flag
         for number, (view, camera, work, room) in enumerate(zip(views, regions.cameras, works, rooms, strict=True)):
             tiles, owners, limit = placed.tiles[number], placed.owners[number], regions.limit(number)
-            inbox = None if room is None else self.exchange.inbox(work, room)
-            in_place = room is not None and limit is None and self.min_opacity == 0 and self.exchange.in_place
-            whole = placed.whole[number] if in_place else None
-            shares.append(
-                Share(number, turns, view, camera, degree, tiles, owners, limit, work, room, overflow, whole, inbox)
-            )
+            whole = placed.whole[number] if limit is None and self.min_opacity == 0 else None
+            berth = None if room is None else self.exchange.berth(work, room, whole)
+            shares.append(Share(number, turns, view, camera, degree, tiles, owners, limit, work, room, overflow, berth))
         for number in turns.orders[self.comm.rank]:
             self._pack(shares[number], self._room(shares[number]), stage)
         return shares
@@ -263,9 +260,8 @@ class GaussianPictures(Strategy):
         kernels, camera, work = self.ctx.kernels, share.camera, share.work
         with self.ctx.clock("project"):
             rows, ids, bounds = self.gaussians.parameters, self.gaussians.ids, self.gaussians.bounds(kernels)
-            into = None
-            if share.whole is not None and share.room is not None and share.inbox is not None:
-                into = self.exchange.place_of(work, share.room, share.whole, share.inbox)
+            into = None if share.berth is None else share.berth.into
+            if into is not None:
                 room = op.Room(len(into), 0, share.overflow)
             splats = op.project(kernels, rows, ids, camera, share.degree, work, room, bounds, into=into)
             if share.limit is not None:
@@ -275,9 +271,8 @@ class GaussianPictures(Strategy):
                 splats = op.Splats(splats.rows[shown], splats.ids[shown], records)
         with self.ctx.clock(stage):
             share.passage = Passage(
-                self.exchange, splats, camera, share.owners, work, share.limit, self.min_opacity, stage, share.room,
-                share.inbox, share.whole,
-            )  # fmt: skip
+                self.exchange, splats, camera, share.owners, work, share.limit, self.min_opacity, stage, share.berth
+            )
 
     def _room(self, share: Share) -> op.Room | None:
         """What the view's splats needed at its last visit, where kernels can make use of it."""

@@ -11,8 +11,8 @@ from cuda_src import operators as op
 from cuda_src.camera import Camera
 from cuda_src.tape import act
 from cuda_src.workspace import Workspace
+from strategies.distribution.berth import Berth
 from strategies.distribution.gaussian_exchange import Passage
-from strategies.distribution.inbox import Inbox
 from strategies.distribution.passage_rooms import PassageRoom
 from strategies.distribution.regions import Regions
 from strategies.distribution.turns import Turns
@@ -24,10 +24,9 @@ class Share:
 
     number: its place in the batch. turns: of that. view: its number in the scene, None for one without. degree: of the
     harmonics. tiles: this rank's, [k] int32, and owners: the rank of every tile, [tiles] int32, on the device. limit:
-    greatest depth of each tile. room: of its passage; None where the host reads counts. overflow: its flag. whole: the
-    rank that renders all of the view, where its records go there without being packed. inbox: where records of a
-    passage with a room come. truth: its photograph, [H, W, 3] uint8, and mask. splats: that arrived. begun: those of
-    them that were listed before the others came. loss, 0-d, and cost, [k]: of its tiles.
+    greatest depth of each tile. room: of its passage; None where the host reads counts. overflow: its flag. berth:
+    where a passage with a room lies. truth: its photograph, [H, W, 3] uint8, and mask. splats: that arrived. begun:
+    those of them that were listed before the others came. loss, 0-d, and cost, [k]: of its tiles.
     """
 
     number: int
@@ -41,8 +40,7 @@ class Share:
     work: Workspace
     room: PassageRoom | None
     overflow: torch.Tensor
-    whole: int | None
-    inbox: Inbox | None
+    berth: Berth | None
     truth: tuple[torch.Tensor, torch.Tensor | None] = field(init=False)
     passage: Passage = field(init=False)
     splats: op.Splats = field(init=False)
