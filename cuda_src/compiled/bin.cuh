@@ -257,27 +257,26 @@ __device__ uint32_t test_evenly(const Listing& listing, const Footprint& f, floa
     return own < WARP ? hits & ((1u << own) - 1) : hits;
 }
 
-// How many tiles of the image a warp's splats meet, as parts that its lanes add up to. drawn: this lane has a splat that
-// may meet any. Every lane of the warp calls it.
-__device__ inline int tiles_met(const View& view, const float* record, bool drawn) {
-    Listing every(view);
-    Footprint f = footprint_of(view, record);
-    Span span = span_of(view, f);
-    bool any = drawn && span.count() > 0, fits = Tiles::fits(span);
-    Tiles tiles = any && fits ? Tiles::in(span) : Tiles::none();
-    int met = 0;
-    test_evenly(every, f, 0.f, tiles, any && fits ? span.count() : 0, [&](int, int) { ++met; });
-    for (unsigned wide = __ballot_sync(ALL_LANES, any && !fits); wide; wide &= wide - 1) {
-        int lane = __ffs(wide) - 1;
+// All tiles that a warp's splats are listed in: each(place, lane) for a tile and whose splat it is, by whichever lane
+// tests it. The lanes share out what spans they can keep as bits, and go through wider ones together. any: this lane has a
+// splat that may be listed. Every lane of the warp calls it.
+template <typename Each>
+__device__ void for_each_tile(const Listing& listing, const Footprint& f, float depth, bool any, Each each) {
+    Span span = span_of(listing.view, f);
+    bool narrow = any && span.count() > 0 && Tiles::fits(span), wide = any && !Tiles::fits(span);
+    test_evenly(listing, f, depth, narrow ? Tiles::in(span) : Tiles::none(), narrow ? span.count() : 0, each);
+    for (unsigned left = __ballot_sync(ALL_LANES, wide); left; left &= left - 1) {
+        int lane = __ffs(static_cast<int>(left)) - 1;
         auto of = [&](float value) { return __shfl_sync(ALL_LANES, value, lane); };
         Footprint its = {of(f.x), of(f.y), of(f.a), of(f.b), of(f.c), of(f.reach), of(f.radius)};
-        Span its_span = span_of(view, its);
+        float its_depth = of(depth);
+        Span its_span = span_of(listing.view, its);
         int columns = its_span.x1 - its_span.x0;
         for (int i = lane_index(); i < its_span.count(); i += WARP) {
-            met += listed_at(every, its, 0.f, its_span.x0 + i % columns, its_span.y0 + i / columns) >= 0;
+            int place = listed_at(listing, its, its_depth, its_span.x0 + i % columns, its_span.y0 + i / columns);
+            if (place >= 0) each(place, lane);
         }
     }
-    return met;
 }
 
 // Blocks that walk wide splats: as many as are at work at a time.

@@ -11,21 +11,8 @@ static_assert(PARTS * 4 == RECORD_STRIDE && RECORD_ID == RECORD_STRIDE - 1, "an 
 // Blocks that blank what is left of a room: some thousands of rows.
 constexpr int BLANKS = 8;
 
-// The warp goes through one splat's tiles together: `each(rank)` is called for each that it meets.
-template <typename Each>
-__device__ void walk_together(const Listing& listing, int64_t splat, Each each) {
-    Record record(listing.records, splat);
-    Footprint f = footprint_of(listing.view, record.values);
-    Span span = span_of(listing.view, f);
-    int columns = span.x1 - span.x0;
-    for (int i = lane_index(); i < span.count(); i += WARP) {
-        int rank = listed_at(listing, f, record.depth(), span.x0 + i % columns, span.y0 + i / columns);
-        if (rank >= 0) each(rank);
-    }
-}
-
 // Ranks of this lane's splat. instances: [ranks], shared by the block; its own are added.
-__device__ uint64_t find_ranks(const Listing& listing, int64_t splat, bool sent, const Record& record, int* instances) {
+__device__ uint64_t find_ranks(const Listing& listing, bool sent, const Record& record, int* instances) {
     __shared__ unsigned met[MOST_RANKS / 32][THREADS];  // bits of ranks, by splat
     for (auto& of_ranks : met) of_ranks[threadIdx.x] = 0u;
     __syncwarp();
@@ -33,15 +20,7 @@ __device__ uint64_t find_ranks(const Listing& listing, int64_t splat, bool sent,
         atomicAdd(&instances[rank], 1);
         atomicOr(&met[rank / 32][warp_index() * WARP + lane], 1u << rank % 32);
     };
-    Footprint f = footprint_of(listing.view, record.values);
-    Span span = span_of(listing.view, f);
-    bool any = sent && span.count() > 0, fits = Tiles::fits(span);
-    Tiles tiles = any && fits ? Tiles::in(span) : Tiles::none();
-    test_evenly(listing, f, record.depth(), tiles, any && fits ? span.count() : 0, meet);
-    for (unsigned wide = __ballot_sync(ALL_LANES, any && !fits); wide; wide &= wide - 1) {
-        int lane = __ffs(wide) - 1;
-        walk_together(listing, __shfl_sync(ALL_LANES, splat, lane), [&](int rank) { meet(rank, lane); });
-    }
+    for_each_tile(listing, footprint_of(listing.view, record.values), record.depth(), sent, meet);
     __syncwarp();
     uint64_t mask = 0;
     for (int i = 0; i < MOST_RANKS / 32; ++i) mask |= static_cast<uint64_t>(met[i][threadIdx.x]) << 32 * i;
@@ -61,7 +40,7 @@ __global__ void __launch_bounds__(THREADS) find_routes(Listing listing, Given gi
     Record record(given.records, in_use ? splat : 0);
     bool drawn = in_use && depth_key(record.depth()) != BEHIND_ALL;
     bool sent = drawn && record.values[RECORD_OPACITY] >= min_opacity;
-    uint64_t mask = find_ranks(listing, splat, sent, record, instances);
+    uint64_t mask = find_ranks(listing, sent, record, instances);
     if (splat < given.splats) routes.masks[splat] = mask;
     for (uint64_t left = either(mask); left; left &= left - 1) {
         int rank = __ffsll(left) - 1;

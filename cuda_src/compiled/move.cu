@@ -73,11 +73,9 @@ struct Step {
 };
 
 // Two blocks a multiprocessor of five warps, or of four where several views need registers for 59 sums: 8 to 10 times
-// 22 KB of rows under way, where 32 KB hide the latency of memory at full bandwidth.
+// 22 KB of rows under way, where 32 KB hide the latency of memory at full bandwidth. They stay until all rows are moved,
+// so that kernels by which ranks signal one another meanwhile need registers beside them: test_compiled_build.py.
 constexpr int MOVE_BLOCKS = 2;
-// Blocks fewer while gradients cross. Two leave a multiprocessor few registers, or none, for a warp beside them: kernels
-// by which ranks signal one another, on the way of these gradients, might else begin when the move ends.
-constexpr int LEFT_TO_SIGNALS = 2;
 constexpr int move_warps(bool one) { return one ? 5 : 4; }
 constexpr int STAGED_FLOATS = 3 * GROUP_FLOATS;
 constexpr int RATE_FLOATS = 64;  // PARAMETERS, and each warp's next group
@@ -338,8 +336,7 @@ static cudaError_t launch(Queue queue, const Sights<ONE, FEW>& sights, const Ste
     int warps = std::min(move_warps(ONE), (floats - RATE_FLOATS) / STAGED_FLOATS);
     int bytes = move_bytes(warps);
     CHECK(cudaFuncSetAttribute(move_groups<ONE, FEW>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    int64_t places = multiprocessors * MOVE_BLOCKS - (step.part == PART_OWN ? LEFT_TO_SIGNALS : 0);
-    int64_t blocks = std::min<int64_t>((groups_of(step.rows) + warps - 1) / warps, places);
+    int64_t blocks = std::min<int64_t>((groups_of(step.rows) + warps - 1) / warps, multiprocessors * MOVE_BLOCKS);
     move_groups<ONE, FEW><<<static_cast<unsigned>(blocks), warps * WARP, bytes, queue.stream>>>(sights, step);
     return cudaGetLastError();
 }

@@ -271,7 +271,9 @@ __global__ void __launch_bounds__(STAGE_THREADS, 5) make_splats(View view, const
             float word = TRAVELS ? __int_as_float(static_cast<int>(id)) : 0.f;
             write_record(record, word, target.records + splat * (RECORD_STRIDE / 4));
         }
-        if (TRAVELS) tiles += tiles_met(view, record, drawn);
+        if (TRAVELS) {
+            for_each_tile(Listing(view), footprint_of(view, record), 0.f, drawn, [&](int, int) { ++tiles; });
+        }
         __syncwarp();
     }
     if (!TRAVELS) return;

@@ -81,17 +81,17 @@ class GaussianExchange:
     def berth(self, work: Workspace, room: PassageRoom, whole: int | None) -> Berth:
         """Of a passage with that room. Collective, in the same order on all ranks. whole: the rank that renders all of
         the view, to which nothing but its records goes."""
-        rank, real = self.comm.rank, self.kernels.dtype
+        rank = self.comm.rank
         to, come = room.to(rank), room.into(rank)
-        inbox = Inbox(self.comm, work, self.inbox_name, come, self.width, real, room.records)
+        inbox = self.inbox(work, come, room.records)
         if whole is None or not self.in_place:
             return Berth(room, inbox)
         begin, rows = (sum(come[:rank]), inbox.memory) if whole == rank else (sum(to[:whole]), self.wire(work, sum(to)))
         return Berth(room, inbox, whole, rows[begin : begin + to[whole] - 1, :RECORD])
 
-    def inbox_of(self, work: Workspace, come: Sequence[int]) -> Inbox:
-        """The same for so many rows from each rank, in memory that only this rank knows."""
-        return Inbox(self.comm, work, self.inbox_name, come, self.width, self.kernels.dtype)
+    def inbox(self, work: Workspace, come: Sequence[int], table: Sequence[Sequence[int]] | None = None) -> Inbox:
+        """Where records of a view come; as of `Inbox`."""
+        return Inbox(self.comm, work, self.inbox_name, come, self.width, self.kernels.dtype, table)
 
     @property
     def inbox_name(self) -> str:
@@ -251,7 +251,7 @@ class Passage:
         if self.room is None and (exchange.in_place or comm.device.type == "cuda"):
             # Memory that was not there when the packing was queued may still be in use by what was queued since.
             known = came * exchange.width <= work.capacity(exchange.inbox_name, self._wire.dtype)
-            self._inbox = exchange.inbox_of(work, self._from)
+            self._inbox = exchange.inbox(work, self._from)
         self._arrived = take_arrivals(exchange.kernels, work, "exchange.records", came)
         return packed and known
 

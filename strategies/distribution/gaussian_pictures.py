@@ -216,7 +216,7 @@ class GaussianPictures(Strategy):
             tiles, owners, limit = placed.tiles[number], placed.owners[number], regions.limit(number)
             whole = placed.whole[number] if limit is None and self.min_opacity == 0 else None
             berth = None if room is None else self.exchange.berth(work, room, whole)
-            shares.append(Share(number, turns, view, camera, degree, tiles, owners, limit, work, room, overflow, berth))
+            shares.append(Share(number, turns, view, camera, degree, tiles, owners, limit, work, overflow, berth))
         for number in turns.orders[self.comm.rank]:
             self._pack(shares[number], self._room(shares[number]), stage)
         return shares
@@ -261,8 +261,6 @@ class GaussianPictures(Strategy):
         with self.ctx.clock("project"):
             rows, ids, bounds = self.gaussians.parameters, self.gaussians.ids, self.gaussians.bounds(kernels)
             into = None if share.berth is None else share.berth.into
-            if into is not None:
-                room = op.Room(len(into), 0, share.overflow)
             splats = op.project(kernels, rows, ids, camera, share.degree, work, room, bounds, into=into)
             if share.limit is not None:
                 anywhere = torch.zeros_like(share.owners)
@@ -276,8 +274,9 @@ class GaussianPictures(Strategy):
 
     def _room(self, share: Share) -> op.Room | None:
         """What the view's splats needed at its last visit, where kernels can make use of it."""
-        if share.room is not None:
-            return op.Room(share.room.splats[self.comm.rank], 0, share.overflow)
+        if share.berth is not None:
+            into, splats = share.berth.into, share.berth.room.splats[self.comm.rank]
+            return op.Room(splats if into is None else len(into), 0, share.overflow)
         rooms = None if self.rooms is None or share.view is None else self.rooms.of([share.view])
         return None if rooms is None else rooms[0]
 

@@ -24,9 +24,9 @@ class Share:
 
     number: its place in the batch. turns: of that. view: its number in the scene, None for one without. degree: of the
     harmonics. tiles: this rank's, [k] int32, and owners: the rank of every tile, [tiles] int32, on the device. limit:
-    greatest depth of each tile. room: of its passage; None where the host reads counts. overflow: its flag. berth:
-    where a passage with a room lies. truth: its photograph, [H, W, 3] uint8, and mask. splats: that arrived. begun:
-    those of them that were listed before the others came. loss, 0-d, and cost, [k]: of its tiles.
+    greatest depth of each tile. overflow: flag of its room. berth: where a passage with a room lies; None where the
+    host reads counts. truth: its photograph, [H, W, 3] uint8, and mask. splats: that arrived. begun: those of them that
+    were listed before the others came. loss, 0-d, and cost, [k]: of its tiles.
     """
 
     number: int
@@ -38,7 +38,6 @@ class Share:
     owners: torch.Tensor
     limit: torch.Tensor | None
     work: Workspace
-    room: PassageRoom | None
     overflow: torch.Tensor
     berth: Berth | None
     truth: tuple[torch.Tensor, torch.Tensor | None] = field(init=False)
@@ -49,6 +48,11 @@ class Share:
     raster: op.Raster = field(init=False)
     loss: torch.Tensor = field(init=False)
     cost: Callable[[], torch.Tensor] = field(init=False)
+
+    @property
+    def room(self) -> PassageRoom | None:
+        """Of its passage."""
+        return None if self.berth is None else self.berth.room
 
     def keep_loss(self, value: torch.Tensor) -> None:
         """A copy, each time that a tape is played: reports outlive the memory that the value lies in."""

@@ -70,6 +70,13 @@ def test_no_recorded_kernel_spills():
     assert {kernel for kernel, r in recorded()["kernels"].items() if r["spills"]} == set()
 
 
+@pytest.mark.parametrize(("kernel", "warps"), [("true, true", 10), ("false, true", 8), ("false, false", 8)])
+def test_a_move_leaves_registers_for_a_warp_by_which_ranks_signal(kernel, warps):
+    """A multiprocessor gives each quarter of its warps 16,384 registers; its blocks stay as long as the move takes."""
+    each = -(-recorded()["kernels"][f"move_groups<{kernel}>"]["registers"] // 8) * 8
+    assert 16_384 - warps // 4 * 32 * each >= 32 * 48
+
+
 def test_shared_memory_that_launches_ask_for_is_counted_too(built):
     """Of every kernel that takes some: a launch with memory that no DYNAMIC_SHARED tells of would go unnoticed."""
     kernel = re.compile(r"__global__ void\s+__launch_bounds__\([^{]*?\)\s+(\w+)\(")
