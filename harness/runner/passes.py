@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -55,6 +56,8 @@ def repeated(
         job.spending.take()
         job.statistics(strategy, keep=False)
     job.phase("passes")
+    gc.collect()
+    gc.freeze()  # A full collection in the middle of a pass would walk all that setup and warm-up have left.
     witness.begin()
     kept: list[float] = []
     while True:

@@ -28,7 +28,6 @@ class Inbox:
         table: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """come: rows from each rank. table: rows from each rank to each, where all ranks know them; then collective."""
-        self._come = list(come)
         self.there: list[torch.Tensor] | None = None
         windows = None
         if table is not None:
@@ -43,7 +42,8 @@ class Inbox:
                 for window, begin, rows in zip(mapped, begins, table[comm.rank], strict=True)
             ]
         self.memory = work.take(name, (sum(come), width), dtype)
+        self._parts = self.memory.split(list(come))
 
     def of(self, source: int) -> torch.Tensor:
         """What comes from that rank."""
-        return self.memory.split(self._come)[source]
+        return self._parts[source]

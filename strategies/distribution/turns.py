@@ -66,6 +66,8 @@ class Turns:
         """For what is made of the rows: views in the order in which they are complete at each rank, or one for all."""
         if self.alike_back:
             return Turns.alike(len(self.orders), self.views)
+        if len(set(self.orders)) == 1:
+            return self
         ranks, views = range(len(self.orders)), range(self.views)
         return Turns(tuple(tuple(sorted(views, key=lambda view: self.last(rank, view))) for rank in ranks))
 

@@ -36,7 +36,9 @@ class VirtualWorld:
     def __init__(self, ranks: int):
         self.ranks = ranks
         self.clocks = [0.0] * ranks
-        self._changed = threading.Condition()
+        self._baton = threading.Lock()
+        # Each rank waits for its own: were all woken, they would ask for the interpreter while the next one computes.
+        self._turns = [threading.Condition(self._baton) for _ in range(ranks)]
         self._holder = 0
         self._resumed = perf_counter()
         self._waiting: dict[int, tuple[int, str]] = {}
@@ -112,8 +114,8 @@ class VirtualWorld:
         self._resumed = moment
 
     def _acquire(self, rank: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._holder == rank or self._failure is not None)
+        with self._baton:
+            self._turns[rank].wait_for(lambda: self._holder == rank or self._failure is not None)
             if self._failure is not None:
                 raise PeerFailedError(f"rank {rank}: another rank failed")
             self._resumed = perf_counter()
@@ -121,27 +123,27 @@ class VirtualWorld:
     def _pass_on(self, rank: int) -> None:
         """Give the baton to the next rank that can run; nobody left who can is a deadlock."""
         self._tick(rank)
-        with self._changed:
+        with self._baton:
             for step in range(1, self.ranks + 1):
                 candidate = (rank + step) % self.ranks
                 if candidate not in self._ended and self._can_run(candidate):
                     self._holder = candidate
-                    self._changed.notify_all()
+                    self._turns[candidate].notify()
                     return
-            if len(self._ended) < self.ranks and self._failure is None:
-                stuck = ", ".join(f"rank {r} in {stage}" for r, (_, stage) in sorted(self._waiting.items()))
-                self._failure = RuntimeError(f"ranks wait for a rank that has ended: {stuck}")
-                self._changed.notify_all()
+        if len(self._ended) < self.ranks:
+            stuck = ", ".join(f"rank {r} in {stage}" for r, (_, stage) in sorted(self._waiting.items()))
+            self._fail(RuntimeError(f"ranks wait for a rank that has ended: {stuck}"))
 
     def _can_run(self, rank: int) -> bool:
         waits = self._waiting.get(rank)
         return waits is None or len(self._meetings[waits[0]].brought) == self.ranks
 
     def _fail(self, error: BaseException) -> None:
-        with self._changed:
+        with self._baton:
             if self._failure is None:
                 self._failure = error
-            self._changed.notify_all()
+            for turn in self._turns:
+                turn.notify()
 
     def _end(self, rank: int) -> None:
         self._ended.add(rank)
