@@ -378,13 +378,12 @@ class Passage:
     def settle(self, counted: Counted, returned: bool = True) -> None:
         """Of a passage with a room: what its rows did not hold counts for nothing. counted: of the time that is meant.
         returned: gradients went back."""
-        exchange, rank, table = self._exchange, self._exchange.comm.rank, counted.table.tolist()
-        sent, came = table[rank], [of_source[rank] for of_source in table]
-        gone = [max(0, room - n[SENT_RECORDS]) for room, n in zip(self._to, sent, strict=True)]
+        exchange, rank, records = self._exchange, self._exchange.comm.rank, counted.table.numpy()[:, :, SENT_RECORDS]
+        gone = [max(0, room - n) for room, n in zip(self._to, records[rank].tolist(), strict=True)]
         exchange.comm.ledger.add_unused(self.stage, rank, [FORWARD_BYTES * n for n in gone])
         if not returned:
             return
-        left = [max(0, room - n[SENT_RECORDS]) for room, n in zip(self._from, came, strict=True)]
+        left = [max(0, room - n) for room, n in zip(self._from, records[:, rank].tolist(), strict=True)]
         exchange.records -= sum(left)
         if exchange.codec.moves_own:  # Zeros, which it has left out.
             exchange.unused += sum(left)

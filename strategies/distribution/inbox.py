@@ -31,12 +31,12 @@ class Inbox:
         self.there: list[torch.Tensor] | None = None
         windows = None
         if table is not None:
-            most = max(sum(of_source[rank] for of_source in table) for rank in range(comm.ranks))
+            most = max(map(sum, zip(*table, strict=True)))
             windows = comm.windows(f"{work.name} {name}", most * width * dtype.itemsize)
         if windows is not None and table is not None:
             mapped = [window.view(dtype) for window in windows]
             work.adopt(name, mapped[comm.rank])
-            begins = [sum(of_source[rank] for of_source in table[: comm.rank]) for rank in range(comm.ranks)]
+            begins = [sum(of_destination[: comm.rank]) for of_destination in zip(*table, strict=True)]
             self.there = [
                 window[begin * width : (begin + rows) * width].view(rows, width)
                 for window, begin, rows in zip(mapped, begins, table[comm.rank], strict=True)

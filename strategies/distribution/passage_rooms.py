@@ -5,10 +5,12 @@ With them nobody waits for counts: so many rows cross as there is room for, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
+import numpy as np
 import torch
 
 from cuda_src.exchange import OWN_SPLATS, SENT_INSTANCES, SENT_RECORDS, RankRooms
@@ -52,17 +54,16 @@ class PassageRoom:
 
     def holds(self, counts: torch.Tensor) -> bool:
         """Whether it was large enough on every rank; counts: all ranks' [source, destination, ROUTE_COUNTS]."""
-        return all(need <= room for room, need in self._beside(counts))
+        return bool((_needs(counts) <= self._sizes).all())
 
     def fits(self, counts: torch.Tensor) -> bool:
         """Whether it may stay, neither too small for the next visit nor too large."""
-        return all(fits(room, need) for room, need in self._beside(counts))
+        return bool(fits(self._sizes, _needs(counts)).all())
 
-    def _beside(self, counts: torch.Tensor) -> Iterator[tuple[int, int]]:
-        """Each of its sizes, and what was needed."""
-        rooms = (*chain.from_iterable(self.records), *chain.from_iterable(self.instances), *self.splats)
-        records, instances, splats = _needs(counts)
-        return zip(rooms, (*chain.from_iterable(records), *chain.from_iterable(instances), *splats), strict=True)
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """All of them, as `_needs` has what they are needed for."""
+        return np.array([*chain.from_iterable(self.records), *chain.from_iterable(self.instances), *self.splats])
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,19 @@ def _room(counts: torch.Tensor, known: PassageRoom | None) -> PassageRoom:
     """Room for those counts: the known one if it fits them."""
     if known is not None and known.fits(counts):
         return known
-    records, instances, splats = _needs(counts)
-    rows = tuple(tuple(-(-with_margin(n) // _ROWS_TOGETHER) * _ROWS_TOGETHER for n in row) for row in records)
-    among = tuple(tuple(map(with_margin, row)) for row in instances)
-    return PassageRoom(rows, tuple(map(with_margin, splats)), among)
+    ranks, needs = len(counts), _needs(counts)
+    sizes = with_margin(needs)
+    records, instances, splats = np.split(sizes, [ranks * ranks, 2 * ranks * ranks])
+    rows = -(-records // _ROWS_TOGETHER) * _ROWS_TOGETHER
+    return PassageRoom(_by_pair(rows, ranks), tuple(splats.tolist()), _by_pair(instances, ranks))
 
 
-def _needs(counts: torch.Tensor) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """Rows and instances by source and destination, splats by source."""
-    table = counts.tolist()  # Once: each operator on so few numbers takes as long.
-    records = [[of_pair[SENT_RECORDS] + _FLAG_ROW for of_pair in of_source] for of_source in table]
-    instances = [[of_pair[SENT_INSTANCES] for of_pair in of_source] for of_source in table]
-    return records, instances, [of_source[0][OWN_SPLATS] for of_source in table]
+def _by_pair(sizes: np.ndarray, ranks: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, sizes.reshape(ranks, ranks).tolist()))
+
+
+def _needs(counts: torch.Tensor) -> np.ndarray:
+    """Rows by source and destination, instances likewise, and splats by source: [(2 ranks + 1) ranks] int64."""
+    table = counts.numpy()  # For so few numbers each operator of PyTorch takes the host several times as long.
+    records, instances = table[:, :, SENT_RECORDS] + _FLAG_ROW, table[:, :, SENT_INSTANCES]
+    return np.concatenate((records.ravel(), instances.ravel(), table[:, 0, OWN_SPLATS]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -76,8 +77,8 @@ class Regions:
 
     def whole(self, view: int) -> int | None:
         """The rank that renders all tiles of the view; None where they are several ranks'."""
-        tiles = self.tiles[view + 1] - self.tiles[view]
-        return next((rank for rank in range(self.ranks) if len(self.segment(rank, view)) == tiles), None)
+        rank = bisect_right(self.cuts, self.tiles[view]) - 1  # The one that has its first tile.
+        return rank if self.cuts[rank + 1] >= self.tiles[view + 1] else None
 
     @property
     def lengths(self) -> list[int]:
@@ -109,11 +110,13 @@ class Regions:
 
 def largest_share(regions: Regions, costs: torch.Tensor, view_cost: ViewCost = NO_VIEW_COST) -> float:
     """Of the tiles' costs, [tiles of the batch], what the rank with most has, and what views cost it."""
-    every = range(len(regions.cameras))
-    views = [sum(1 for view in every if regions.segment(rank, view)) for rank in range(regions.ranks)]
-    parts = costs.split(regions.lengths)
-    largest = max(float(part.sum()) + view_cost.each * n for part, n in zip(parts, views, strict=True))
-    return largest + view_cost.cut * any(regions.whole(view) is None for view in every)
+    tiles, cuts = np.array(regions.tiles), np.array(regions.cuts)
+    summed = np.concatenate(([0.0], costs.double().numpy().cumsum()))
+    begins, ends = cuts[:-1], cuts[1:]
+    views = tiles.searchsorted(ends, "left") - tiles.searchsorted(begins, "right") + 1
+    views[begins == ends] = 0
+    any_cut = not np.isin(cuts, tiles).all()
+    return float((summed[ends] - summed[begins] + view_cost.each * views).max()) + view_cost.cut * any_cut
 
 
 def queued_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -146,8 +149,7 @@ def cut_regions(
         cost = torch.ones_like(cost)
     before = torch.cat([torch.zeros(1, dtype=torch.float64), cost.cumsum(0)])[borders]
     if view_cost.each > 0:
-        of_views = torch.isin(borders, torch.tensor(tiles))
-        found = []
+        found, of_views = [], torch.searchsorted(borders, torch.tensor(tiles))
         for at, up_to in ((borders, before), (borders[of_views], before[of_views])):
             least = at[_least_cuts(up_to.numpy(), at.numpy(), np.array(tiles), ranks, view_cost.each)]
             found.append(Regions(tuple(cameras), tuple(tiles), tuple(least.tolist())))
@@ -167,13 +169,15 @@ def _least_cuts(before: np.ndarray, borders: np.ndarray, tiles: np.ndarray, rank
     """
     first_view = np.searchsorted(tiles, borders, side="right") - 1  # Of a share that begins there,
     last_view = np.searchsorted(tiles, borders, side="left") - 1  # and of one that ends there.
-    ends, begins = before + view_cost * last_view, before + view_cost * (first_view - 1)
+    # Read one by one, numbers come out of a view of the memory sooner than out of an array.
+    ends = memoryview(before + view_cost * last_view)
+    begins = memoryview(before + view_cost * (first_view - 1))
 
     def filled(most: float) -> list[int]:
         """Each rank with as much as that allows."""
         at = [0]
         for _ in range(ranks):
-            at.append(max(at[-1], int(np.searchsorted(ends, most + begins[at[-1]], side="right")) - 1))
+            at.append(bisect_right(ends, most + begins[at[-1]], lo=at[-1] + 1) - 1)
         return at
 
     too_little, enough = 0.0, float(ends[-1] - begins[0])

@@ -3,13 +3,15 @@
 Exact bytes and per-rank compute times for any number of ranks on one device. A rank runs while it holds the baton
 and yields only inside the communicator. Each rank has a clock that advances while it holds the baton and jumps, at
 a wait, to the latest sender's: so times are those of ranks side by side on a link of infinite speed, or of the rate
-that they are held to. On a GPU a rank's queued work is done before the baton passes on.
+that they are held to; copies that stand in for the link take none. On a GPU a rank's queued work is done before the
+baton passes on.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
@@ -85,6 +87,14 @@ class VirtualWorld:
         meeting = self._meetings.setdefault(number, _Meeting())
         meeting.brought[rank] = parts
         meeting.times[rank] = max(self.now(rank), due)
+
+    @contextmanager
+    def stopped(self, rank: int) -> Iterator[None]:
+        """What is done inside takes no time on the rank's clock."""
+        self._tick(rank)
+        yield
+        self._finish_work()
+        self._resumed = perf_counter()
 
     def rest_until(self, rank: int, moment: float) -> None:
         """Advance the rank's clock to that moment."""
@@ -172,14 +182,17 @@ class VirtualCommunicator(Communicator):
     ) -> Transfer:
         number = self._next()
         # The sender may overwrite its buffer before the others read: what is brought is a copy.
-        self._world.bring(self.rank, number, list(send.clone().split(send_counts)), self._link_free)
+        with self._world.stopped(self.rank):
+            parts = list(send.clone().split(send_counts))
+        self._world.bring(self.rank, number, parts, self._link_free)
 
         def finish() -> torch.Tensor:
             parts = self._world.take(self.rank, number, stage)
             came = [len(p) for p in parts]
             if came != receive_counts:
                 raise ValueError(f"{stage}: rank {self.rank} expected {receive_counts} rows by source, got {came}")
-            return torch.cat(parts) if terms.into is None else terms.place(parts, self.rank)
+            with self._world.stopped(self.rank):
+                return torch.cat(parts) if terms.into is None else terms.place(parts, self.rank)
 
         return Transfer(finish)
 

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 
 from cuda_src.operators import Bins, Room
@@ -78,19 +79,23 @@ class Rooms(Generic[Seen]):
         self._rooms.clear()
 
 
-def _margin(need: int) -> int:
+Numbers = TypeVar("Numbers", int, np.ndarray)
+"""One, or an array of them."""
+
+
+def _margin(need: Numbers) -> Numbers:
     return need // MARGIN_SHARE + MARGIN
 
 
-def with_margin(need: int) -> int:
+def with_margin(need: Numbers) -> Numbers:
     """Room for what is needed now and may be needed next."""
     return need + _margin(need)
 
 
-def fits(room: int, need: int) -> bool:
+def fits(room: Numbers, need: Numbers) -> Numbers:
     """Whether a room may stay. Three quarters of the margin are left, and not more than two margins."""
-    margin = _margin(need)
-    return 3 * margin <= 4 * (room - need) <= 8 * margin
+    margin, spare = _margin(need), 4 * (room - need)
+    return (3 * margin <= spare) & (spare <= 8 * margin)
 
 
 class Readback:

@@ -125,6 +125,7 @@ def test_the_halo_of_a_run_of_tiles_is_that_of_its_pixels(halo_of_pixels, sizes,
             assert len(regions.rectangles(rank, view)) <= 3
     for view, owners in enumerate(regions.owners(torch.device("cpu"))):
         assert torch.equal(owners.long(), regions.owner(view))
+        assert regions.whole(view) == (int(owners[0]) if (owners == owners[0]).all() else None)
 
 
 def shares(regions: Regions, costs: list[torch.Tensor], view_cost: ViewCost) -> list[float]:

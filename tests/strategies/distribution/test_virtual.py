@@ -142,6 +142,28 @@ def test_clocks_advance_with_own_work_and_meet_at_the_slowest_rank():
     assert slow_after < fast + slow
 
 
+def test_copies_that_stand_in_for_the_link_take_no_time(monkeypatch):
+    took = 0.02
+    clone, cat = torch.Tensor.clone, torch.cat
+
+    def slow(copy):
+        def slowly(*arguments):
+            time.sleep(took)
+            return copy(*arguments)
+
+        return slowly
+
+    monkeypatch.setattr(torch.Tensor, "clone", slow(clone))
+    monkeypatch.setattr(torch, "cat", slow(cat))
+
+    def main(comm: Communicator):
+        start = comm.now()
+        comm.exchange("test", torch.zeros(2), [1, 1], [1, 1]).wait()
+        return comm.now() - start
+
+    assert max(VirtualWorld(2).run(main)) < took
+
+
 def test_gather_and_reduce_give_every_rank_the_same():
     def main(comm: Communicator):
         parts = comm.gather("test", torch.full((comm.rank, 2), float(comm.rank)))
