@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.records.schema import METRICS
 from harness.report.frames import Results
-from harness.report.parts import Section, Value, figure, groups, tabulated, text
+from harness.report.parts import Section, Table, Value, figure, groups, tabulated, text
 from harness.report.quantities import memory, milliseconds, number, percent
 
 _ELSEWHERE = (
@@ -20,13 +20,14 @@ _ELSEWHERE = (
     "step_over_floor instances_forward "
     "instances_backward blended_pairs evaluations_forward evaluations_backward evaluations_blending "
     "cells_forward cells_backward active_lanes exchange_bandwidth all_to_all_bandwidth "
-    "image_bytes energy_joules"
+    "image_bytes energy_joules link_bandwidth wire_over_ledger"
 )
 """Metrics that other sections show."""
 
 
 def mechanisms(results: Results) -> pd.DataFrame:
-    """Job-level values that no other section shows, mean over repeats: metric, unit, value; the last of a run."""
+    """Job-level values that no other section shows, mean over repeats: metric, stage or "", unit, value; the last of a
+    run."""
     values = results.measurements
     if values.empty:
         return pd.DataFrame()
@@ -37,33 +38,43 @@ def mechanisms(results: Results) -> pd.DataFrame:
     )
     if values.empty:
         return pd.DataFrame()
-    stage = values["stage"].fillna("").astype(str)
-    values = values.copy()
-    values["column"] = values["metric"].str.replace("_", " ") + stage.where(stage == "", ", " + stage)
-    mean = values.groupby(["cell", "metric", "column", "unit"], sort=False)["value"].mean().reset_index()
+    values = values.assign(stage=values["stage"].fillna("").astype(str))
+    mean = values.groupby(["cell", "metric", "stage", "unit"], sort=False)["value"].mean().reset_index()
     return results.of_cells(mean)
 
 
 def section(results: Results) -> Section:
-    """One table: a row a cell, a column a metric."""
+    """A row a cell: one table of the metrics that a cell has once, and one for each that it has by stage or phase."""
     found = Section("mechanisms", "Mechanisms")
     frame = mechanisms(results)
     if frame.empty:
         return found
-    columns = frame.drop_duplicates("column")[["metric", "column", "unit"]]
-    bodies = [(title, _rows(group, columns)) for title, group in groups(frame)]
-    headings = [row["column"] + _suffix(row["unit"]) for _, row in columns.iterrows()]
-    found.parts += tabulated(["cell", *headings], bodies, summary="All counts")
+    by_stage = frame["stage"] != ""
+    found.parts += _table(frame[~by_stage], "metric", "All counts")
+    for metric, of_metric in frame[by_stage].groupby("metric", sort=False):
+        found.parts += _table(of_metric, "stage", _words(str(metric)).capitalize())
     told = dict.fromkeys(frame["metric"])
-    found.intro = "; ".join(f"{name.replace('_', ' ')}: {METRICS[name][1]}" for name in told if name in METRICS) + "."
+    found.intro = "; ".join(f"{_words(name)}: {METRICS[name][1]}" for name in told if name in METRICS) + "."
     return found
 
 
-def _rows(group: pd.DataFrame, columns: pd.DataFrame) -> list[list[Value]]:
-    values = group.drop_duplicates(["label", "column"]).pivot(index="label", columns="column", values="value")
-    values = values.reindex(index=group["label"].unique(), columns=columns["column"])
+def _table(frame: pd.DataFrame, by: str, summary: str) -> list[Table]:
+    """by: what has a column each, `metric` or `stage`."""
+    columns = frame.drop_duplicates(by)[["metric", by, "unit"]].loc[:, lambda found: ~found.columns.duplicated()]
+    headings = [_words(str(row[by])) + _suffix(str(row["unit"])) for _, row in columns.iterrows()]
+    bodies = [(title, _rows(group, columns, by)) for title, group in groups(frame)]
+    return tabulated(["cell", *headings], bodies, summary=summary)
+
+
+def _rows(group: pd.DataFrame, columns: pd.DataFrame, by: str) -> list[list[Value]]:
+    values = group.drop_duplicates(["label", by]).pivot(index="label", columns=by, values="value")
+    values = values.reindex(index=group["label"].unique(), columns=columns[by])
     shown = [_shown(metric, unit) for metric, unit in zip(columns["metric"], columns["unit"], strict=True)]
     return [[text(label), *map(figure, row, shown)] for label, row in zip(values.index, values.to_numpy(), strict=True)]
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _suffix(unit: str) -> str:

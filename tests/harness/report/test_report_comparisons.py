@@ -152,9 +152,11 @@ def test_counts_of_a_strategy_are_shown_whatever_they_are_called(run):
     removed = Measurement(metric="removed_pixels", value=1234.0, unit="1", statistic="mean", stage="mask")
     run.add([*rate(3.0), share, removed, Measurement.of("visible_gaussians", 10.0, "mean")], strategy="splaxel")
     section = mechanisms.section(frames.read([run.folder]))
-    (table,) = section.parts
-    assert table.columns == ["cell", "zero gradient share", "removed pixels, mask"]
-    assert [entry.text for entry in table.rows[0]] == ["splaxel · 1 rank", "12 %", "1,234"]
+    once, by_stage = section.parts
+    assert (once.summary, once.columns) == ("All counts", ["cell", "zero gradient share"])
+    assert [entry.text for entry in once.rows[0]] == ["splaxel · 1 rank", "12 %"]
+    assert (by_stage.summary, by_stage.columns) == ("Removed pixels", ["cell", "mask"])
+    assert [entry.text for entry in by_stage.rows[0]] == ["splaxel · 1 rank", "1,234"]
     assert "zero gradient share: records whose gradient is exactly zero" in section.intro
 
 
