@@ -79,13 +79,13 @@ def _described(field: str, value: Any) -> str:
 def cell_labels(cells: pd.DataFrame) -> pd.Series:
     """A label a row of `cells` (frames.cells), unique among the rows of one group.
 
-    Strategy, ranks and the case's name; then, where two rows are still alike, the fields in which they differ.
+    Strategy, ranks and the case's name, if that is another; then, where two rows are still alike, the fields in which they differ.
     """
     labels = pd.Series("", index=cells.index, dtype="str")
     for _, group in cells.groupby(GROUP, dropna=False, sort=False):
         parts = {i: [str(r["strategy"]), ranks(int(r["ranks"]))] for i, r in group.iterrows()}
         for i, name in group["name"].items():
-            if name:
+            if name and name != group.at[i, "strategy"]:
                 parts[i].append(str(name))
         for field in _TELLING:
             values = group[field].to_dict()

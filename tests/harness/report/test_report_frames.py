@@ -156,6 +156,12 @@ def test_labels_name_the_field_in_which_cells_differ(run, fields, expected):
     assert labels == [f"grendel · 2 ranks · {text}" for text in expected]
 
 
+def test_a_case_named_after_its_strategy_is_not_called_so_twice(run):
+    run.throughput("grendel", 2, name="grendel")
+    run.throughput("grendel", 2, name="off", options={"balance": "off"})
+    assert list(frames.read([run.folder]).cells["label"]) == ["grendel · 2 ranks", "grendel · 2 ranks · off"]
+
+
 def test_labels_are_unique_when_only_an_unnamed_field_differs(run):
     run.throughput("grendel", 2, timeout=60.0)
     run.throughput("grendel", 2, timeout=90.0)
