@@ -79,7 +79,8 @@ def _described(field: str, value: Any) -> str:
 def cell_labels(cells: pd.DataFrame) -> pd.Series:
     """A label a row of `cells` (frames.cells), unique among the rows of one group.
 
-    Strategy, ranks and the case's name, if that is another; then, where two rows are still alike, the fields in which they differ.
+    Strategy, ranks and the case's name, if that is another; then, where two rows are still alike, the fields in which
+    they differ.
     """
     labels = pd.Series("", index=cells.index, dtype="str")
     for _, group in cells.groupby(GROUP, dropna=False, sort=False):

@@ -1,4 +1,4 @@
-"""Strategies with compiled kernels on two GPUs equal `single` on one."""
+"""Strategies with compiled kernels on two GPUs equal `single` on one; also where two ranks share a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import importlib.util
 import os
 import socket
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ from cuda_src.conventions import T_STOP
 from cuda_src.operators import KernelSet
 from strategies.base import World
 from strategies.distribution.communicator import LocalCommunicator
-from strategies.distribution.nccl import connect
+from strategies.distribution.nccl import NcclCommunicator, connect
+from strategies.distribution.nccl_peers import Rows
+from strategies.distribution.peer_lines import PeerLines
 from strategies.registry import strategy as strategy_info
 from strategies.training.config import Training
 from strategies.views import ViewQueue
 
-pytestmark = [pytest.mark.gpu, pytest.mark.multigpu]
+pytestmark = pytest.mark.gpu
 
 STEPS = 20
 COUNT = 4000
@@ -50,6 +54,51 @@ def by_id(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return table
 
 
+class HostPeers:
+    """In the place of `NcclPeers`, which want a GPU each: rows cross through the hosts."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def exchange(self, stream: int, sends: Iterable[Rows], receives: Sequence[Rows]) -> None:
+        queue = torch.cuda.ExternalStream(stream)
+        queue.synchronize()
+        coming = [torch.empty(size, dtype=torch.uint8) for _, _, size in receives]
+        works = [dist.isend(bytes_at(at, size).cpu(), peer, group=self._group) for peer, at, size in sends]
+        works += [dist.irecv(rows, peer, group=self._group) for rows, (peer, *_) in zip(coming, receives, strict=True)]
+        for work in works:
+            work.wait()
+        with torch.cuda.stream(queue):
+            for rows, (_, address, size) in zip(coming, receives, strict=True):
+                bytes_at(address, size).copy_(rows)
+        queue.synchronize()
+
+    def close(self) -> None:
+        pass
+
+
+class Memory:
+    """Bytes of the GPU, for `torch.as_tensor`."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def bytes_at(address: int, size: int) -> torch.Tensor:
+    return torch.as_tensor(Memory(address, size), device="cuda")
+
+
+def share_a_gpu(timeout: float) -> NcclCommunicator:
+    """`connect` with windows for ranks that are all on the first GPU."""
+    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    hosts, rows = (dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) for _ in range(2))
+    peers: Any = HostPeers(rows)
+    return NcclCommunicator(device, hosts, timeout, None, PeerLines.between(hosts, timeout), peers, windows=True)
+
+
 def rank_main(
     rank: int,
     port: int,
@@ -60,13 +109,14 @@ def rank_main(
     t_stop: float,
     training: Training,
     windows: bool,
+    gpus: int,
 ) -> None:
     """Each step starts from the parameters of a `single` beside it; with beta1 = 0 Adam's first moment is the gradient
     itself. Leaves this rank's greatest errors, relative to each group's greatest gradient."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": "2", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     os.environ |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), "lo")
-    comm = connect(60.0, windows=windows)
+    comm = connect(60.0, windows=windows) if gpus > 1 else share_a_gpu(60.0)
     scene = tiny_scene()
     kernels = KernelSet("compiled", device=comm.device, t_stop=t_stop)
     alone = scene.context(kernels, training, batch)
@@ -108,6 +158,7 @@ def rank_main(
     dist.destroy_process_group()
 
 
+@pytest.mark.multigpu
 @pytest.mark.parametrize(
     ("name", "options", "batch"),
     [
@@ -126,16 +177,33 @@ def test_gradients_images_and_losses_equal_single_from_the_same_parameters(tmp_p
     check(tmp_path, name, options, batch)
 
 
+@pytest.mark.multigpu
 @pytest.mark.parametrize(("options", "batch"), [({}, 1), ({}, 2), ({"balance": "off"}, 3)])
 def test_ranks_that_write_each_others_memory_equal_single(tmp_path, options, batch):
     check(tmp_path, "grendel", options, batch, windows=True)
 
 
+@pytest.mark.parametrize(
+    ("options", "batch", "training"),
+    [
+        ({}, 1, EXACT),
+        ({}, 2, EXACT),
+        ({"balance": "off"}, 3, EXACT),
+        ({"ownership": "random", "redistribute": "morton_blocks", "redistribute_images": 6}, 1, EXACT),
+        ({}, 2, EXACT.model_copy(update={"occlusion": "history"})),
+    ],
+)
+def test_ranks_that_share_a_gpu_write_each_others_memory_and_equal_single(tmp_path, options, batch, training):
+    check(tmp_path, "grendel", options, batch, training=training, windows=True, gpus=1)
+
+
+@pytest.mark.multigpu
 @pytest.mark.parametrize("batch", [1, 2])
 def test_what_is_left_out_as_hidden_is_what_single_leaves_out(tmp_path, batch):
     check(tmp_path, "grendel", {}, batch, training=EXACT.model_copy(update={"occlusion": "history"}))
 
 
+@pytest.mark.multigpu
 @pytest.mark.parametrize(
     ("options", "batch"),
     [
@@ -157,13 +225,14 @@ def check(
     t_stop: float = T_STOP,
     training: Training = EXACT,
     windows: bool = False,
+    gpus: int = 2,
 ) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} GPUs")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(rank_main, (port, str(tmp_path), name, options, batch, t_stop, training, windows), nprocs=2)
+    mp.spawn(rank_main, (port, str(tmp_path), name, options, batch, t_stop, training, windows, gpus), nprocs=2)
     said = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for one in said:
         assert one["gradient"] <= 1e-5
