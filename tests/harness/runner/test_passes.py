@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +52,27 @@ def test_host_seconds_are_those_of_steps_alone_each_begun_on_an_idle_device(monk
     assert order == ["idle", 0, "idle", 1, "idle", 2, "settled"]
     assert job.samples == [("host", "host_seconds", 1.0 + view, view) for view in range(3)]
     assert job.measured == {"host_seconds": 2.0}
+
+
+def test_what_was_there_before_is_not_walked_by_collections_in_measured_passes():
+    job, nothing = Clock(), SimpleNamespace(clear=lambda: None, take=lambda: None, begin=lambda: None)
+    job.ranks.comm = job.spending = nothing
+    job.statistics = lambda strategy, keep: None
+    job.progress = lambda *told: None
+    job.cell = SimpleNamespace(deterministic=True, stop=SimpleNamespace(min_passes=2))
+    witness = SimpleNamespace(begin=lambda: None, look=lambda: None, end=lambda: None)
+    kept_out: dict[bool, list[bool]] = {True: [], False: []}
+
+    def one_pass(number: int, warm_up: bool) -> float:
+        kept_out[warm_up].append(gc.get_freeze_count() > before)
+        return 1.0
+
+    before = gc.get_freeze_count()
+    try:
+        assert passes.repeated(job, SimpleNamespace(visits_to_settle=3), witness, 1, one_pass) == [1.0, 1.0]
+    finally:
+        gc.unfreeze()
+    assert kept_out == {True: [False] * 3, False: [True] * 2}
 
 
 def test_ranks_that_are_slow_in_turn_are_not_even():
