@@ -166,6 +166,7 @@ def _about(cell: MeasuredCell) -> dict[str, str]:
         "size": size(*pixels) if pixels else "",
         "ranks": str(settings["ranks"]),
         "batch": str(settings["batch"]),
+        "link": str(settings["link"]),
         "machine": cell.first.machine,
         "repeats": str(len(cell.ok)),
         "commit": short_commit(cell.first.commit),
@@ -173,8 +174,9 @@ def _about(cell: MeasuredCell) -> dict[str, str]:
 
 
 def _equal(common: dict[str, str]) -> str:
-    """What all rows have, as a sentence."""
-    text = ", ".join(f"{key} {value}" for key, value in common.items() if key != "scene" and value)
+    """What all rows have, as a sentence; the usual link goes without saying."""
+    unsaid = {"scene": common.get("scene"), "link": DEFAULTS["link"]}
+    text = ", ".join(f"{key} {value}" for key, value in common.items() if value and value != unsaid.get(key))
     return f"{text[0].upper()}{text[1:]}."
 
 

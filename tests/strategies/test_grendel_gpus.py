@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from cuda_src import layout
+from cuda_src.compiled.memory import tensor_at
 from cuda_src.conventions import T_STOP
 from cuda_src.operators import KernelSet
 from strategies.base import World
@@ -33,6 +34,8 @@ pytestmark = pytest.mark.gpu
 
 STEPS = 20
 COUNT = 4000
+FLOAT = 4
+"""Bytes."""
 EXACT = Training(sh_every=0, beta1=0.0)
 
 
@@ -63,29 +66,24 @@ class HostPeers:
     def exchange(self, stream: int, sends: Iterable[Rows], receives: Sequence[Rows]) -> None:
         queue = torch.cuda.ExternalStream(stream)
         queue.synchronize()
-        coming = [torch.empty(size, dtype=torch.uint8) for _, _, size in receives]
-        works = [dist.isend(bytes_at(at, size).cpu(), peer, group=self._group) for peer, at, size in sends]
+        coming = [torch.empty(size // FLOAT) for _, _, size in receives]
+        works = [dist.isend(floats_at(at, size).cpu(), peer, group=self._group) for peer, at, size in sends]
         works += [dist.irecv(rows, peer, group=self._group) for rows, (peer, *_) in zip(coming, receives, strict=True)]
         for work in works:
             work.wait()
         with torch.cuda.stream(queue):
             for rows, (_, address, size) in zip(coming, receives, strict=True):
-                bytes_at(address, size).copy_(rows)
+                floats_at(address, size).copy_(rows)
         queue.synchronize()
 
     def close(self) -> None:
         pass
 
 
-class Memory:
-    """Bytes of the GPU, for `torch.as_tensor`."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
-def bytes_at(address: int, size: int) -> torch.Tensor:
-    return torch.as_tensor(Memory(address, size), device="cuda")
+def floats_at(address: int, size: int) -> torch.Tensor:
+    """Rows of so many bytes, on the current GPU."""
+    assert size % FLOAT == 0
+    return tensor_at(address, (size // FLOAT,), torch.device("cuda"))
 
 
 def share_a_gpu(timeout: float) -> NcclCommunicator:

@@ -60,8 +60,8 @@ def section(results: Results) -> Section:
 
 def _table(frame: pd.DataFrame, by: str, summary: str) -> list[Table]:
     """by: what has a column each, `metric` or `stage`."""
-    columns = frame.drop_duplicates(by)[["metric", by, "unit"]].loc[:, lambda found: ~found.columns.duplicated()]
-    headings = [_words(str(row[by])) + _suffix(str(row["unit"])) for _, row in columns.iterrows()]
+    columns = frame.drop_duplicates(by)
+    headings = [_words(name) + _suffix(unit) for name, unit in zip(columns[by], columns["unit"], strict=True)]
     bodies = [(title, _rows(group, columns, by)) for title, group in groups(frame)]
     return tabulated(["cell", *headings], bodies, summary=summary)
 

@@ -83,6 +83,15 @@ def test_strategies_stand_by_their_fastest_cell_and_over_single_of_the_same_batc
     ]
 
 
+def test_a_link_is_told_where_it_is_not_the_usual_one(run):
+    street = {"city": "anchor_street", "gaussians": 20_000_000}
+    run.cell(scene=CITY, metrics=rate(100.0), strategy="grendel", ranks=2)
+    assert "link" not in "".join(table(read([run.path]), present()))
+    run.cell(scene=street, metrics=rate(50.0), strategy="grendel", ranks=2, link="host", workload="1" * 64)
+    headings, found, _ = rows(run)
+    assert [row[headings.index("link")] for row in found] == ["native", "host"]
+
+
 def test_kernels_have_their_floor_and_their_tail_and_render_its_pictures(folder, run):
     over = [Measurement.of("step_over_floor", 2.0), Measurement.of("step_over_floor", 5.0, "p99")]
     run.cell(scene=CITY, scenario="kernels", metrics=rate(250.0, roofline_seconds=0.002), measured=over)
