@@ -50,20 +50,21 @@ def section(results: Results) -> Section:
     if frame.empty:
         return found
     by_stage = frame["stage"] != ""
-    found.parts += _table(frame[~by_stage], "metric", "All counts")
+    found.parts += _table(frame[~by_stage], "metric", summary="All counts")
     for metric, of_metric in frame[by_stage].groupby("metric", sort=False):
-        found.parts += _table(of_metric, "stage", _words(str(metric)).capitalize())
+        name = _words(str(metric)).capitalize()
+        found.parts += _table(of_metric, "stage", name, name)
     told = dict.fromkeys(frame["metric"])
     found.intro = "; ".join(f"{_words(name)}: {METRICS[name][1]}" for name in told if name in METRICS) + "."
     return found
 
 
-def _table(frame: pd.DataFrame, by: str, summary: str) -> list[Table]:
+def _table(frame: pd.DataFrame, by: str, title: str = "", summary: str = "") -> list[Table]:
     """by: what has a column each, `metric` or `stage`."""
     columns = frame.drop_duplicates(by)
     headings = [_words(name) + _suffix(unit) for name, unit in zip(columns[by], columns["unit"], strict=True)]
-    bodies = [(title, _rows(group, columns, by)) for title, group in groups(frame)]
-    return tabulated(["cell", *headings], bodies, summary=summary)
+    bodies = [(cells, _rows(group, columns, by)) for cells, group in groups(frame)]
+    return tabulated(["cell", *headings], bodies, title, summary)
 
 
 def _rows(group: pd.DataFrame, columns: pd.DataFrame, by: str) -> list[list[Value]]:

@@ -155,7 +155,7 @@ def test_counts_of_a_strategy_are_shown_whatever_they_are_called(run):
     once, by_stage = section.parts
     assert (once.summary, once.columns) == ("All counts", ["cell", "zero gradient share"])
     assert [entry.text for entry in once.rows[0]] == ["splaxel · 1 rank", "12 %"]
-    assert (by_stage.summary, by_stage.columns) == ("Removed pixels", ["cell", "mask"])
+    assert (by_stage.title, by_stage.columns) == ("Removed pixels", ["cell", "mask"])
     assert [entry.text for entry in by_stage.rows[0]] == ["splaxel · 1 rank", "1,234"]
     assert "zero gradient share: records whose gradient is exactly zero" in section.intro
 
